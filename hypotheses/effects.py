@@ -1,0 +1,344 @@
+"""Effects on the loss, their noise, and the ratio of two of them.
+
+An effect is NLL(parent) - NLL(program) in nats per token, so a gain is positive. It is measured on paired chunks; its
+variance has two parts: the chunks drawn, and the program's own luck with its calibration text. A control is judged by the
+share of the child's effect that it retains, ``r = effect(control) / effect(child)``, with Fieller's confidence set.
+
+Student's t is used throughout. The degrees of freedom of one effect are Welch and Satterthwaite's for its two variance
+parts: chunks - 1, and draws - 1 where the number of calibration draws behind the program variance is known. A ratio takes
+the smaller of its two effects' degrees of freedom, never more than Welch and Satterthwaite's for any ratio, so its sets
+err on the wide side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from scipy.stats import t as student_t
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Interval:
+    """A closed interval of finite numbers; ValueError when reversed or not finite."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high)):
+            raise ValueError(f"interval [{self.low}, {self.high}] is not finite")
+        if self.low > self.high:
+            raise ValueError(f"interval [{self.low}, {self.high}] is reversed; the low end comes first")
+
+    @property
+    def width(self) -> float:
+        return self.high - self.low
+
+    def contains(self, other: float | Interval) -> bool:
+        """Whether a number or a whole interval lies inside, ends included."""
+        if isinstance(other, Interval):
+            return self.low <= other.low and other.high <= self.high
+        return self.low <= other <= self.high
+
+    def gap(self, other: Interval) -> float:
+        """Return the distance between the two nearest ends; 0 or less when they overlap."""
+        return max(self.low - other.high, other.low - self.high)
+
+    def overlaps(self, other: Interval) -> bool:
+        return self.gap(other) <= 0
+
+    def is_disjoint(self, other: Interval, margin: float = 0.0) -> bool:
+        """Whether the gap between the two is more than `margin`."""
+        return self.gap(other) > margin
+
+    def widened(self, by: float) -> Interval:
+        """Return the interval with `by` >= 0 added at both ends."""
+        if by < 0:
+            raise ValueError(f"an interval is widened by 0 or more, not by {by:g}")
+        return Interval(low=self.low - by, high=self.high + by)
+
+    def __str__(self) -> str:
+        return f"[{self.low:.3f}, {self.high:.3f}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedEffect:
+    """NLL(parent) - NLL(program), nats per token, paired by chunk.
+
+    standard_error: ``sqrt(chunk_variance / num_chunks + program_variance)``.
+    chunk_variance: sample variance of the paired differences of the chunks.
+    program_variance: variance of the effect over calibration draws (see `program_variance`).
+    program_draws: calibration draws behind `program_variance`; None takes it as known exactly.
+    """
+
+    mean: float
+    standard_error: float
+    num_chunks: int
+    chunk_variance: float
+    program_variance: float
+    program_draws: int | None = None
+
+    def __post_init__(self) -> None:
+        numbers = (self.mean, self.standard_error, self.chunk_variance, self.program_variance)
+        if not all(math.isfinite(number) for number in numbers):
+            raise ValueError(f"a paired effect must be finite, got mean {self.mean}, standard error {self.standard_error}")
+        if min(numbers[1:]) < 0:
+            raise ValueError("standard error and variances of a paired effect must not be negative")
+        if self.num_chunks < 2:
+            raise ValueError(f"a paired effect needs at least 2 chunks, got {self.num_chunks}")
+        if self.program_draws is not None and self.program_draws < 2:
+            raise ValueError(f"a program variance needs at least 2 calibration draws, got {self.program_draws}")
+
+    @property
+    def z(self) -> float:
+        """The effect in standard errors; infinite for a difference without any noise, 0 for none."""
+        if self.standard_error > 0:
+            return self.mean / self.standard_error
+        return math.copysign(math.inf, self.mean) if self.mean else 0.0
+
+    @property
+    def degrees_of_freedom(self) -> float:
+        """Welch and Satterthwaite's, from the chunks and (where known) the calibration draws; at least 1."""
+        chunk_part = self.chunk_variance / self.num_chunks
+        uncertainty = chunk_part**2 / (self.num_chunks - 1)
+        if self.program_draws is not None:
+            uncertainty += self.program_variance**2 / (self.program_draws - 1)
+        total = (chunk_part + self.program_variance) ** 2
+        return max(1.0, total / uncertainty) if uncertainty > 0 else math.inf
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(**data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetainedEffect:
+    """``r = effect(control) / effect(child)``; below 0 and above 1 are legal.
+
+    estimate: the ratio of the means; None when the child's effect is exactly 0.
+    interval: Fieller's set at `level`; None when it is unbounded, which says nothing about r.
+    """
+
+    estimate: float | None
+    interval: Interval | None
+    level: float
+
+
+def paired_effect(
+    parent_nll: Sequence[float],
+    child_nll: Sequence[float],
+    *,
+    program_variance: float,
+    program_draws: int | None = None,
+) -> PairedEffect:
+    """Return the effect of the child on the parent from per-chunk mean losses, the same chunks in the same order.
+
+    mean = mean(parent - child); variance = sample variance of (parent - child) / n + program_variance.
+
+    Args:
+        parent_nll: (n,) nats per token, n >= 2.
+        child_nll: (n,) the same chunks.
+        program_variance: variance of the effect's mean over calibration draws. Where parent and child were calibrated on
+            different draws, both add theirs.
+        program_draws: number of draws it was estimated from; None treats it as exact.
+
+    Raises:
+        ValueError: lengths differ, fewer than 2 chunks, a non-finite loss, or a negative program variance.
+    """
+    if len(parent_nll) != len(child_nll):
+        raise ValueError(f"chunks do not pair: {len(parent_nll)} of the parent, {len(child_nll)} of the child")
+    n = len(parent_nll)
+    if n < 2:
+        raise ValueError(f"a paired effect needs at least 2 chunks, got {n}")
+    for name, losses in (("parent", parent_nll), ("child", child_nll)):
+        for index, loss in enumerate(losses):
+            if not math.isfinite(loss):
+                raise ValueError(f"loss of chunk {index} of the {name} is {loss}; only scored runs can be compared")
+    if not (math.isfinite(program_variance) and program_variance >= 0):
+        raise ValueError(f"program variance must be finite and not negative, got {program_variance}")
+    mean, variance = _mean_and_variance([parent - child for parent, child in zip(parent_nll, child_nll, strict=True)])
+    return PairedEffect(
+        mean=mean,
+        standard_error=math.sqrt(variance / n + program_variance),
+        num_chunks=n,
+        chunk_variance=variance,
+        program_variance=program_variance,
+        program_draws=program_draws,
+    )
+
+
+def retained_effect(
+    control: PairedEffect, child: PairedEffect, *, level: float, covariance: float = 0.0
+) -> RetainedEffect:
+    """Return the retained effect with Fieller's confidence set.
+
+    The set is ``{r : (c - r b)^2 <= q^2 (s_c^2 - 2 r s_cb + r^2 s_b^2)}`` with c, b the effects of control and child, s their
+    standard errors and q Student's quantile. It is bounded exactly when ``|b| > q s_b``.
+
+    Args:
+        control: effect of the control on the observation's parent.
+        child: effect of the child on the same parent, from the confirmation.
+        level: coverage, such as 0.98.
+        covariance: of the two means; 0 for effects measured on different splits.
+    """
+    _check_level(level)
+    q = _quantile(level, _ratio_degrees(control, child))
+    return _fieller(control, child, q, level, covariance)
+
+
+def retained_p_value(
+    control: PairedEffect, child: PairedEffect, predicted: Interval, *, covariance: float = 0.0
+) -> float:
+    """Return the p-value at which Fieller's set, bounded, becomes disjoint from the predicted interval.
+
+    ``t(r) = (c - r b) / sqrt(s_c^2 - 2 r s_cb + r^2 s_b^2)`` has, in r, one zero and one extremum of ``|t|``: over an
+    interval that misses the zero, ``|t|`` is smallest at an end. An unbounded set refutes nothing, so the p-value is never
+    below that of the child's own effect, ``|b| / s_b``. The value is 1 when the estimate lies inside, and falls as the
+    prediction moves away from it. ``p <= alpha`` exactly when the set at level 1 - alpha is bounded and disjoint.
+    """
+    if child.mean == 0 or predicted.contains(control.mean / child.mean):
+        return 1.0
+    degrees = _ratio_degrees(control, child)
+    ends = (_abs_t(control, child, predicted.low, covariance), _abs_t(control, child, predicted.high, covariance))
+    return _tail(min(*ends, abs(child.z)), degrees)
+
+
+def holm(p_values: Sequence[float], alpha: float) -> list[bool]:
+    """Return which of the hypotheses are rejected by Holm's step-down rule at family-wise error rate `alpha`.
+
+    The k-th smallest of m p-values (k from 0) is rejected when it and all smaller ones are at most ``alpha / (m - k)``.
+    Valid under any dependence.
+    """
+    if not 0 < alpha < 1:
+        raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
+    for p_value in p_values:
+        if not 0 <= p_value <= 1:
+            raise ValueError(f"a p-value must lie in [0, 1], got {p_value}")
+    rejected = [False] * len(p_values)
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        if p_values[index] > alpha / (len(p_values) - rank):
+            break
+        rejected[index] = True
+    return rejected
+
+
+def noise_floor(chunk_variance_of_mean: float, program_variance: float) -> float:
+    """Return one standard error of an effect, nats per token: ``sqrt(chunk variance of the mean + program variance)``."""
+    if not (chunk_variance_of_mean >= 0 and program_variance >= 0):
+        raise ValueError(f"variances must not be negative, got {chunk_variance_of_mean} and {program_variance}")
+    return math.sqrt(chunk_variance_of_mean + program_variance)
+
+
+def program_variance(draw_means: Sequence[float]) -> float:
+    """Return the sample variance of one program's mean loss over its calibration draws, all scored on the same chunks.
+
+    Because the chunks are the same, their own variance cancels and only the draws are left.
+
+    Raises:
+        ValueError: fewer than 2 draws, or a loss that is not finite.
+    """
+    if len(draw_means) < 2:
+        raise ValueError(f"program variance needs at least 2 calibration draws, got {len(draw_means)}")
+    for index, mean in enumerate(draw_means):
+        if not math.isfinite(mean):
+            raise ValueError(f"mean loss of calibration draw {index} is {mean}; only scored runs can be compared")
+    return _mean_and_variance(draw_means)[1]
+
+
+def expected_width(
+    child: PairedEffect, control_standard_error: float, *, level: float, at: float = 1.0
+) -> float:
+    """Return the width of the interval to expect for a control that retains the share `at` of the child's effect.
+
+    The width grows with ``|r|``, so the default is the widest a control between parent and child can have. Infinite when
+    the child's effect is too small for a bounded set at this level.
+
+    Args:
+        child: the confirmed effect.
+        control_standard_error: guess of the control's standard error, usually the noise floor of the search split.
+        level: coverage of the interval that the verdict will use, see `family_level`.
+        at: retained effect at which the width is wanted.
+    """
+    _check_level(level)
+    if not (math.isfinite(control_standard_error) and control_standard_error >= 0):
+        raise ValueError(f"standard error must be finite and not negative, got {control_standard_error}")
+    control = PairedEffect(
+        mean=at * child.mean,
+        standard_error=control_standard_error,
+        num_chunks=child.num_chunks,
+        chunk_variance=control_standard_error**2 * child.num_chunks,
+        program_variance=0.0,
+    )
+    q = _quantile(level, child.degrees_of_freedom)
+    interval = _fieller(control, child, q, level, 0.0).interval
+    return math.inf if interval is None else interval.width
+
+
+def family_level(num_hypotheses: int, num_controls: int, *, alpha: float) -> float:
+    """Return the level of single intervals that together err at most `alpha`: ``1 - alpha / (hypotheses x controls)``."""
+    if num_hypotheses < 1 or num_controls < 1:
+        raise ValueError(f"a family needs at least one test, got {num_hypotheses} x {num_controls}")
+    return 1 - alpha / (num_hypotheses * num_controls)
+
+
+def _fieller(
+    control: PairedEffect, child: PairedEffect, q: float, level: float, covariance: float
+) -> RetainedEffect:
+    b, c = child.mean, control.mean
+    if b == 0:
+        return RetainedEffect(estimate=None, interval=None, level=level)
+    _check_covariance(control, child, covariance)
+    # (b^2 - q^2 s_b^2) r^2 - 2 (b c - q^2 s_cb) r + (c^2 - q^2 s_c^2) <= 0
+    square = b * b - (q * child.standard_error) ** 2
+    if not square > 0:
+        return RetainedEffect(estimate=c / b, interval=None, level=level)
+    centre = (b * c - q * q * covariance) / square
+    constant = (c * c - (q * control.standard_error) ** 2) / square
+    # Rounding can push the radicand of a set that is a single point below zero.
+    half = math.sqrt(max(0.0, centre * centre - constant))
+    low, high = min(centre - half, c / b), max(centre + half, c / b)
+    return RetainedEffect(estimate=c / b, interval=Interval(low=low, high=high), level=level)
+
+
+def _abs_t(control: PairedEffect, child: PairedEffect, ratio: float, covariance: float) -> float:
+    _check_covariance(control, child, covariance)
+    distance = abs(control.mean - ratio * child.mean)
+    variance = control.standard_error**2 - 2 * ratio * covariance + (ratio * child.standard_error) ** 2
+    if variance > 0:
+        return distance / math.sqrt(variance)
+    return math.inf if distance > 0 else 0.0
+
+
+def _ratio_degrees(control: PairedEffect, child: PairedEffect) -> float:
+    return min(control.degrees_of_freedom, child.degrees_of_freedom)
+
+
+def _quantile(level: float, degrees: float) -> float:
+    return float(student_t.isf((1 - level) / 2, degrees))
+
+
+def _tail(statistic: float, degrees: float) -> float:
+    return min(1.0, 2 * float(student_t.sf(statistic, degrees)))
+
+
+def _check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, got {level}")
+
+
+def _check_covariance(control: PairedEffect, child: PairedEffect, covariance: float) -> None:
+    bound = control.standard_error * child.standard_error
+    if not abs(covariance) <= bound * (1 + 1e-9):
+        raise ValueError(f"covariance {covariance:g} is beyond the product of the standard errors, {bound:g}")
+
+
+def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
+    """Return mean and sample variance, independent of the order of the values (exactly rounded sums)."""
+    mean = math.fsum(values) / len(values)
+    return mean, math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
