@@ -48,4 +48,5 @@ class LowRank:
 
     @property
     def rank(self) -> int:
+        """R, the number of rows of `a_RK`."""
         return int(self.a_RK.shape[0])

@@ -1,8 +1,8 @@
 """Coordinate changes that a program may put in front of a quantized layer, as data.
 
-A layer computes ``y = Q(T x) What^T`` with ``What ~ W T^-1``: the transform T acts online on the activation, its inverse
-is merged into the weight before encoding. T is a tuple of steps, applied left to right; every step comes from one of the
-four listed families, so that the evaluator can check and count it without running the program.
+A layer computes ``y = Q(T x) What^T`` with ``What ~ W T^-1``: the transform T acts online on the activation, its
+inverse is merged into the weight before encoding. T is a tuple of steps, applied left to right; every step comes from
+one of the four listed families, so that the evaluator can check and count it without running the program.
 
 Legend: T tokens, N output features, K input features, B = K / 32 blocks.
 """
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from forge_kernels.ops._arithmetic import split_runs
 from forge_kernels.ops.hadamard import hadamard
 
 BLOCK = 32
@@ -28,6 +29,7 @@ class Diagonal:
     scale_K: Tensor
 
     def apply(self, x_TK: Tensor) -> Tensor:
+        """Return ``x * scale`` in the dtype of `x_TK`."""
         return x_TK * self.scale_K.to(x_TK.dtype)
 
     def apply_inverse_to_weight(self, weight_NK: Tensor) -> Tensor:
@@ -42,9 +44,11 @@ class Permutation:
     index_K: Tensor
 
     def apply(self, x_TK: Tensor) -> Tensor:
+        """Return ``x[..., index]``."""
         return x_TK[..., self.index_K]
 
     def apply_inverse_to_weight(self, weight_NK: Tensor) -> Tensor:
+        """Return ``W T^-1``: the columns move as the channels do."""
         return weight_NK[..., self.index_K]
 
 
@@ -55,10 +59,11 @@ class Hadamard:
     size: int
 
     def apply(self, x_TK: Tensor) -> Tensor:
+        """Return the rotated runs in the dtype of `x_TK`."""
         return hadamard(x_TK, self.size)
 
     def apply_inverse_to_weight(self, weight_NK: Tensor) -> Tensor:
-        """``W T^-1 = W H^T / sqrt(size)``, and the Sylvester matrix H is symmetric."""
+        """Return ``W T^-1 = W H^T / sqrt(size)``; the Sylvester matrix H is symmetric."""
         return hadamard(weight_NK, self.size)
 
 
@@ -69,18 +74,19 @@ class BlockMatrix:
     matrix_Bij: Tensor
 
     def apply(self, x_TK: Tensor) -> Tensor:
+        """Return ``matrix[b] x_b`` block by block, in the dtype of `x_TK`."""
         matrix_Bij = self.matrix_Bij.to(x_TK.dtype)
-        x_TBj = x_TK.unflatten(-1, (-1, BLOCK))
+        x_TBj = split_runs(x_TK, BLOCK)
         if matrix_Bij.shape[0] == 1:
-            return (x_TBj @ matrix_Bij[0].T).flatten(-2)
+            return torch.matmul(x_TBj, matrix_Bij[0].T).flatten(-2)
         return torch.einsum("...bj,bij->...bi", x_TBj, matrix_Bij).flatten(-2)
 
     def apply_inverse_to_weight(self, weight_NK: Tensor) -> Tensor:
-        """``W_b T_b^-1``, solved in float64 and returned in the weight's dtype."""
-        weight_NBj = weight_NK.double().unflatten(-1, (-1, BLOCK))
+        """Return ``W_b T_b^-1``, solved in float64 and returned in the weight's dtype."""
+        weight_NBj = split_runs(weight_NK.double(), BLOCK)
         matrix_Bij = self.matrix_Bij.double().expand(weight_NBj.shape[-2], BLOCK, BLOCK)
         # W' T = W  <=>  T^T W'^T = W^T, one solve per block.
-        solved_BjN = torch.linalg.solve(matrix_Bij.mT, weight_NBj.permute(1, 2, 0))
+        solved_BjN: Tensor = torch.linalg.solve(matrix_Bij.mT, weight_NBj.permute(1, 2, 0))
         return solved_BjN.permute(2, 0, 1).flatten(-2).to(weight_NK.dtype)
 
 
@@ -108,7 +114,7 @@ def transform_weight(transform: Transform, weight_NK: Tensor) -> Tensor:
 
 
 def multiply_adds_per_element(transform: Transform) -> float:
-    """Online cost of T in multiply-adds per activation element: diagonal 1, permutation 0, Hadamard log2(size), block 32."""
+    """Return the online cost of T per activation element: diagonal 1, permutation 0, Hadamard log2(size), block 32."""
     total = 0.0
     for step in transform:
         if isinstance(step, Diagonal):

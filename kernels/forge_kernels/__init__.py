@@ -1,0 +1,44 @@
+"""MXFP4 encoders, coordinate changes and solvers: what a quantization program is composed of."""
+
+from __future__ import annotations
+
+from forge_kernels.ops.decode import decode, decode_codes
+from forge_kernels.ops.encode import choose_scales, encode, encode_with_scales
+from forge_kernels.ops.fake_quantize import fake_quantize
+from forge_kernels.ops.hadamard import hadamard
+from forge_kernels.ops.pack import pack, unpack
+from forge_kernels.rules import ActivationRule, Encoded, LowRank, ScaleRule
+from forge_kernels.transforms import (
+    IDENTITY,
+    BlockMatrix,
+    Diagonal,
+    Hadamard,
+    Permutation,
+    Transform,
+    apply_transform,
+    transform_weight,
+)
+
+__all__ = [
+    "IDENTITY",
+    "ActivationRule",
+    "BlockMatrix",
+    "Diagonal",
+    "Encoded",
+    "Hadamard",
+    "LowRank",
+    "Permutation",
+    "ScaleRule",
+    "Transform",
+    "apply_transform",
+    "choose_scales",
+    "decode",
+    "decode_codes",
+    "encode",
+    "encode_with_scales",
+    "fake_quantize",
+    "hadamard",
+    "pack",
+    "transform_weight",
+    "unpack",
+]
