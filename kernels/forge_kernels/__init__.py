@@ -8,6 +8,10 @@ from forge_kernels.ops.fake_quantize import fake_quantize
 from forge_kernels.ops.hadamard import hadamard
 from forge_kernels.ops.pack import pack, unpack
 from forge_kernels.rules import ActivationRule, Encoded, LowRank, ScaleRule
+from forge_kernels.solvers.balance import smooth_scales
+from forge_kernels.solvers.gptq import gptq
+from forge_kernels.solvers.low_rank import fit_low_rank
+from forge_kernels.solvers.wush import wush_matrices
 from forge_kernels.transforms import (
     IDENTITY,
     BlockMatrix,
@@ -37,8 +41,12 @@ __all__ = [
     "encode",
     "encode_with_scales",
     "fake_quantize",
+    "fit_low_rank",
+    "gptq",
     "hadamard",
     "pack",
+    "smooth_scales",
     "transform_weight",
     "unpack",
+    "wush_matrices",
 ]

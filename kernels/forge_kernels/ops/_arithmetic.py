@@ -22,14 +22,14 @@ _MANTISSA_BITS = 23
 _EXPONENT_MASK = 0x7F800000
 _HALF_OF_MIN_NORMAL = 0x00400000  # the bits of 2^-127, the one scale below the normal range of float32
 _ROUNDING = 1.5 * 2.0**22
-"""Added, times p, to |y| < 2 p, it leaves a unit in the last place of p / 2: the hardware then rounds to nearest even."""
+"""Added, times p, to |y| < 2 p, it leaves a unit in the last place of p / 2: the hardware rounds to nearest even."""
 
 _CARRY_AT: dict[ScaleRule, int] = {
     "floor": 0,
     "even": 0x00200000,  # carries into the exponent from m = 1.75 on
     "rceil": 0x003FFFFF,  # carries into the exponent above m = 1.5
 }
-"""Added to the bits of a block's largest magnitude m 2^f, it moves the exponent field to f + 1 where the rule says so."""
+"""Added to the bits of the largest magnitude m 2^f, it moves the exponent field to f + 1 where the rule says so."""
 
 
 def split_runs(x_MK: Tensor, length: int = BLOCK) -> Tensor:

@@ -54,7 +54,7 @@ def hadamard_reference(x_MK: Tensor, size: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def hadamard_matrix(size: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> Tensor:
-    """Return the (size, size) normalized Sylvester matrix, `size` a power of two; shared by its callers, never changed."""
+    """Return the (size, size) normalized Sylvester matrix, `size` a power of two; shared, so never change it."""
     matrix = torch.ones(1, 1, dtype=torch.float64)
     while len(matrix) < size:
         matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
