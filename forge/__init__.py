@@ -1,0 +1,1 @@
+"""The orchestrator: recipes, campaign loop, proposers and prompts, programs, reports, command line."""
