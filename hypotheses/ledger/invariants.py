@@ -1,0 +1,110 @@
+"""What must hold in every ledger, at every moment, as SQL that anyone can run. Each query returns the rows that break it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sqlalchemy import select, text
+from sqlalchemy.orm import Session
+
+from hypotheses.ledger.canonical import text_hash
+from hypotheses.ledger.models import Base, Blob
+
+
+class Invariant(NamedTuple):
+    """A sentence with what the query selects filled in, and the query."""
+
+    sentence: str
+    query: str
+
+
+INVARIANTS: tuple[Invariant, ...] = (
+    Invariant(
+        "budget: {0} used + {1} reserved exceed the budget of {2}",
+        "SELECT used, reserved, total FROM budget WHERE free < 0 OR used + reserved + free <> total",
+    ),
+    Invariant(
+        "prediction {0} was registered at {1}, not before its control's evaluation {2} was reserved at {3}",
+        "SELECT p.id, p.registered_seq, e.id, e.reserved_seq FROM predictions p JOIN evaluations e "
+        "ON e.control_id = p.control_id WHERE p.registered_seq >= e.reserved_seq ORDER BY p.registered_seq",
+    ),
+    Invariant(
+        "evaluation {0} of control {1} has no prediction of hypothesis {2}, registered before it in the same round",
+        "SELECT e.id, c.id, h.id FROM evaluations e JOIN controls c ON c.id = e.control_id JOIN hypotheses h "
+        "ON h.observation_id = c.observation_id AND h.round <= c.round LEFT JOIN predictions p "
+        "ON p.control_id = c.id AND p.hypothesis_id = h.id WHERE p.id IS NULL ORDER BY e.reserved_seq, h.registered_seq",
+    ),
+    Invariant(
+        "evaluation {0} measures {1}, its control {2} was registered with {3}",
+        "SELECT e.id, e.program_id, c.id, c.program_id FROM evaluations e JOIN controls c ON c.id = e.control_id "
+        "WHERE c.program_id IS NOT NULL AND c.program_id <> e.program_id ORDER BY e.reserved_seq",
+    ),
+    Invariant(
+        "evaluation {0} names observation {1}, its control belongs to {2}",
+        "SELECT e.id, e.observation_id, c.observation_id FROM evaluations e JOIN controls c ON c.id = e.control_id "
+        "WHERE e.observation_id IS NOT NULL AND e.observation_id <> c.observation_id ORDER BY e.reserved_seq",
+    ),
+    Invariant(
+        "prediction {0} joins a hypothesis and a control of two observations",
+        "SELECT p.id FROM predictions p JOIN hypotheses h ON h.id = p.hypothesis_id JOIN controls c ON c.id = p.control_id "
+        "WHERE h.observation_id <> c.observation_id OR p.observation_id <> c.observation_id ORDER BY p.registered_seq",
+    ),
+    Invariant(
+        "observation {0} rests on {1}, which is no scored confirmation of its program",
+        "SELECT o.id, e.id FROM observations o JOIN evaluations e ON e.id = o.confirmation_id WHERE e.kind <> 'confirmation' "
+        "OR e.outcome IS NOT 'scored' OR e.program_id <> o.program_id OR e.settled_seq > o.seq ORDER BY o.seq",
+    ),
+    Invariant(
+        "incumbent {0} was promoted on {1}, which is no scored evaluation of its program",
+        "SELECT i.program_id, e.id FROM incumbents i JOIN evaluations e ON e.id = i.evaluation_id "
+        "WHERE e.outcome IS NOT 'scored' OR e.program_id <> i.program_id OR e.settled_seq > i.seq ORDER BY i.seq",
+    ),
+    Invariant(
+        "verdict {0} says {1}, but no control of its observation was settled before it",
+        "SELECT v.id, v.status FROM verdicts v WHERE v.status IN ('supported', 'refuted') AND NOT EXISTS (SELECT 1 "
+        "FROM evaluations e JOIN controls c ON c.id = e.control_id WHERE c.observation_id = v.observation_id "
+        "AND e.outcome = 'scored' AND e.settled_seq < v.seq) ORDER BY v.seq",
+    ),
+    Invariant(
+        "lineage {0} has {1} open blocking required edits",
+        "SELECT r.lineage, count(*) FROM required_edits r JOIN required_edit_states s ON s.seq = (SELECT max(seq) "
+        "FROM required_edit_states WHERE edit_id = r.id) WHERE r.blocking AND s.state = 'open' "
+        "GROUP BY r.lineage HAVING count(*) > 1 ORDER BY r.lineage",
+    ),
+    Invariant(
+        "required edit {0} is discharged without evidence of a probe from a paid evaluation",
+        "SELECT s.edit_id FROM required_edit_states s WHERE s.state = 'discharged' AND NOT EXISTS (SELECT 1 "
+        "FROM probe_results p JOIN evaluations e ON e.id = p.evaluation_id WHERE p.target_id = s.edit_id "
+        "AND NOT p.provisional AND e.kind <> 'setup' AND e.settled_seq < s.seq) ORDER BY s.seq",
+    ),
+    Invariant(
+        "evaluation {0} has no lease", "SELECT id FROM evaluations WHERE id NOT IN (SELECT evaluation_id FROM leases)"
+    ),
+    Invariant("row {2} of table {0} names a record of {1} that does not exist", "PRAGMA foreign_key_check"),
+    Invariant("the file is damaged: {0}", "SELECT * FROM pragma_quick_check WHERE quick_check <> 'ok'"),
+)
+
+
+def violations(session: Session) -> list[str]:
+    """Return one sentence for each violation, in the order of `INVARIANTS`."""
+    found = [
+        invariant.sentence.format(*row) for invariant in INVARIANTS for row in session.execute(text(invariant.query))
+    ]
+    found += [
+        f"{table.name} has {count} rows whose event is missing or tells of another record"
+        for table in sorted(Base.metadata.tables.values(), key=lambda table: table.name)
+        if "id" in table.c
+        for column in table.columns
+        if column.name in ("seq", "registered_seq", "reserved_seq", "settled_seq")
+        for count in session.execute(
+            text(
+                f"SELECT count(*) FROM {table.name} t LEFT JOIN events e ON e.seq = t.{column.name} "
+                f"WHERE t.{column.name} IS NOT NULL AND (e.seq IS NULL OR e.ref <> t.id)"
+            )
+        ).scalars()
+        if count
+    ]
+    for blob in session.scalars(select(Blob).order_by(Blob.hash)).yield_per(50):
+        if text_hash(blob.text) != blob.hash:
+            found.append(f"the text stored under {blob.hash} was altered")
+    return found

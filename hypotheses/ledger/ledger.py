@@ -1,0 +1,522 @@
+"""The ledger of one campaign: everything that was proposed, measured, claimed, predicted and decided.
+
+**Writing is idempotent.** Each record has a natural key. Writing the same content again returns the stored record; other content
+under the same key is a `LedgerConflict`. So a campaign resumes by running again from its first step.
+
+**A writer reads as of its position**, the last event that it has written or met again. A campaign that replays therefore sees
+the budget, the incumbent and the open edits exactly as they were at that step the first time. A `Ledger` opened read-only, and
+a writer that has met every event, see everything. The methods called `find_*`, and `reserve_evaluation`, look up work by its
+key wherever the position is, so that nothing that was measured or answered is asked for again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from sqlalchemy import func, select
+
+from hypotheses.ledger import evaluations, explanations, hashing, invariants, models, records, schema, spending, tables
+from hypotheses.ledger.database import Database
+from hypotheses.ledger.errors import LedgerConflict, LedgerSchemaError, LedgerStorageError
+from hypotheses.ledger.lock import RunLock, boot_id
+from hypotheses.ledger.tables import fields_of
+from hypotheses.ledger.transaction import END, Transaction
+
+
+class Ledger:
+    """One open ledger. Made by `create` or `open`; a context manager. All methods may be called from several threads.
+
+    Every method may raise `LedgerStorageError` or `LedgerBusy`; every writer `LedgerConflict` (other content under the same
+    key), `LedgerNotFound` (names a record that does not exist), `LedgerRefused` (a rule forbids it) and `LedgerValueError`
+    (NaN, infinity, a text above 1 MiB). A failed write stores nothing.
+    """
+
+    def __init__(self, database: Database, lock: RunLock | None) -> None:
+        self.path = database.path
+        self._database = database
+        self._lock = lock
+        self._owner = evaluations.Owner(token=uuid.uuid4().hex, pid=os.getpid(), boot_id=boot_id())
+        self._position = 0
+        self._position_lock = threading.Lock()
+
+    @classmethod
+    def create(cls, path: Path | str, campaign: records.NewCampaign) -> Self:
+        """Make a new ledger with its campaign, and open it for writing. A killed creation leaves nothing behind that counts.
+
+        Raises:
+            LedgerConflict: a ledger is there already.
+            LedgerBusy: another process writes to it.
+            LedgerSchemaError: some other file is there.
+        """
+        path = Path(path)
+        if not path.parent.is_dir():
+            raise LedgerStorageError(f"the folder {str(path.parent)!r} does not exist; make it first")
+        lock = RunLock(path)
+        try:
+            if path.exists() and schema.version_of(path) > 0:
+                raise LedgerConflict(f"there is a ledger at {str(path)!r} already; resume it, or choose another folder")
+            ledger = cls(Database(path, read_only=False), lock)
+            with ledger._write() as tx:
+                schema.create(tx.session.connection())
+                tx.insert(tables.CAMPAIGN, fields_of(campaign))
+        except BaseException:
+            lock.release()
+            raise
+        return ledger
+
+    @classmethod
+    def open(cls, path: Path | str, *, read_only: bool = False) -> Self:
+        """Open a ledger: to go on with the campaign (one process at a time), or to read it beside the writer.
+
+        Raises:
+            LedgerNotFound: no file.
+            LedgerBusy: another process writes to it.
+            LedgerSchemaError: no ledger, of a newer schema, or (read-only) of an older one that a writer has to migrate.
+        """
+        path = Path(path)
+        version = schema.version_of(path)
+        if version == 0:
+            raise LedgerSchemaError(f"{str(path)!r} is empty: its creation was interrupted; start the run again")
+        if read_only:
+            if version < schema.SCHEMA_VERSION:
+                raise LedgerSchemaError(f"{str(path)!r} has the older schema {version}; resume it once to migrate it")
+            return cls(Database(path, read_only=True), None)
+        lock = RunLock(path)
+        try:
+            schema.migrate(path)
+            ledger = cls(Database(path, read_only=False), lock)
+            with ledger._read(as_of=END) as tx:
+                ledger._move(tx.row(tables.CAMPAIGN, ledger._campaign_id(tx)).seq)
+        except BaseException:
+            lock.release()
+            raise
+        return ledger
+
+    def close(self) -> None:
+        """Close connections and give the run lock back; harmless when done twice."""
+        self._database.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether this ledger was opened for reading."""
+        return self._lock is None
+
+    @property
+    def position(self) -> int:
+        """The last event written or met again; reads of a writer see events up to here."""
+        return self._position
+
+    # Writers
+
+    def record_environment(self, *, device: str, versions: records.Json, details: records.Json | None = None) -> None:
+        """Record where this process runs; once for each opening. Not part of the content hash."""
+        with self._write() as tx:
+            tx.session.add(
+                models.Environment(
+                    pid=self._owner.pid,
+                    boot_id=self._owner.boot_id,
+                    device=device,
+                    versions=versions,
+                    details=details or {},
+                    at=datetime.now(UTC),
+                )
+            )
+
+    def add_program(self, program: records.NewProgram) -> records.Program:
+        """Store a program; its parent must be stored."""
+        return self._add(tables.PROGRAMS, program)
+
+    def record_llm_call(self, call: records.NewLlmCall) -> records.LlmCall:
+        """Store a reply under its purpose, for a replay to find."""
+        return self._add(tables.LLM_CALLS, call)
+
+    def record_llm_failure(
+        self,
+        *,
+        purpose: str,
+        model: str,
+        error: str,
+        tokens_in: int | None = None,
+        tokens_out: int | None = None,
+        cost: float | None = None,
+    ) -> None:
+        """Store a call that gave no reply. Each one is kept and counted; none is replayed or hashed."""
+        with self._write() as tx:
+            spending.add_failure(
+                tx, purpose=purpose, model=model, error=error, tokens_in=tokens_in, tokens_out=tokens_out, cost=cost
+            )
+
+    def record_proposal(self, proposal: records.NewProposal) -> records.Proposal:
+        """Store what became of one reply."""
+        return self._add(tables.PROPOSALS, proposal)
+
+    def record_screening(self, screening: records.NewScreening) -> records.Screening:
+        """Store a smoke run with its provisional checks."""
+        evidence = evaluations.fit_evidence(screening.evidence)
+        with self._write() as tx:
+            return tx.insert(tables.SCREENINGS, fields_of(screening) | {"evidence": evidence})
+
+    def reserve_evaluation(self, evaluation: records.NewEvaluation) -> records.Evaluation:
+        """Reserve one evaluator call, in the transaction that creates its row.
+
+        Returns the settled evaluation when it was settled before: check `is_settled` and do not run it again. One that a dead
+        process left reserved, or that was released, comes back reserved with the next `attempt`, at no charge.
+
+        Raises:
+            BudgetExhausted: nothing is free. Never for ``setup`` evaluations, nor for a key reserved before.
+            EvaluationInProgress: this process holds it already.
+            LedgerRefused: a control without registered predictions, or with another program than registered.
+        """
+        with self._write() as tx:
+            return evaluations.reserve(tx, evaluation, self._owner)
+
+    def settle_evaluation(self, evaluation_id: str, result: records.Settlement) -> records.Evaluation:
+        """Store the result of an evaluation that this process reserved.
+
+        The same result again changes nothing; log tail, wall time, device and versions are not compared. A log above 16 Ki
+        characters keeps its tail; evidence above 1 MiB keeps its first events and says how many were left out.
+
+        Raises:
+            LedgerConflict: settled before with another result.
+            LedgerRefused: not reserved by this process.
+            LedgerValueError: scored without losses, failed with losses, or a number that is not finite.
+        """
+        with self._write() as tx:
+            return evaluations.settle(tx, evaluation_id, result, self._owner)
+
+    def release_evaluation(self, evaluation_id: str, *, reason: str) -> records.Evaluation:
+        """Give back an evaluation after a failure of the host; the next `reserve_evaluation` tries it again at no charge."""
+        with self._write() as tx:
+            return evaluations.release(tx, evaluation_id, self._owner, reason)
+
+    def record_noise(self, noise: records.NewNoise) -> records.Noise:
+        """Store the noise floor."""
+        return self._add(tables.NOISE, noise)
+
+    def record_error_map(self, error_map: records.NewErrorMap) -> records.ErrorMap:
+        """Store the error map of an artifact."""
+        return self._add(tables.ERROR_MAPS, error_map)
+
+    def set_incumbent(self, incumbent: records.NewIncumbent) -> records.Incumbent:
+        """Append a promotion."""
+        return self._add(tables.INCUMBENTS, incumbent)
+
+    def add_observation(self, observation: records.NewObservation) -> records.Observation:
+        """Store a confirmed difference."""
+        return self._add(tables.OBSERVATIONS, observation)
+
+    def register_explanation(
+        self,
+        observation_id: str,
+        *,
+        hypotheses: Sequence[records.NewHypothesis],
+        controls: Sequence[records.NewControl],
+        predictions: Sequence[records.NewPrediction],
+        design: records.NewDesign,
+        round: int = 0,
+    ) -> records.Registration:
+        """Register rivals, controls, one prediction for every pair, and the design: all in one transaction, or nothing.
+
+        A later `round` may add controls and hypotheses. Its predictions name hypotheses of any round so far; each new control
+        needs one from every hypothesis.
+
+        Raises:
+            LedgerRefused: fewer than two rivals, a pair without its prediction, a repeated name, an interval upside down, or a
+                prediction for a control that was evaluated already.
+        """
+        with self._write() as tx:
+            return explanations.register(
+                tx,
+                observation_id,
+                hypotheses=hypotheses,
+                controls=controls,
+                predictions=predictions,
+                design=design,
+                round=round,
+            )
+
+    def record_verdicts(self, verdicts: Sequence[records.NewVerdict]) -> tuple[records.Verdict, ...]:
+        """Append verdicts, all in one transaction."""
+        with self._write() as tx:
+            return explanations.add_verdicts(tx, verdicts)
+
+    def add_required_edit(self, edit: records.NewRequiredEdit) -> records.RequiredEdit:
+        """Store a required edit in the state ``open``."""
+        with self._write() as tx:
+            return explanations.add_edit(tx, edit)
+
+    def change_required_edit(
+        self,
+        edit_id: str,
+        state: str,
+        *,
+        turn: int,
+        reason: str,
+        program_id: str | None = None,
+        body: records.Json | None = None,
+    ) -> records.RequiredEditState:
+        """Append a state to the history of a required edit; at most once for each state and turn."""
+        with self._write() as tx:
+            return explanations.change_edit(
+                tx, edit_id, state, turn=turn, reason=reason, program_id=program_id, body=body or {}
+            )
+
+    def record_probe_result(self, result: records.NewProbeResult) -> records.ProbeResult:
+        """Store what a probe of a required edit or of a control found."""
+        return self._add(tables.PROBE_RESULTS, result)
+
+    def add_note(self, note: records.NewNote) -> records.Note:
+        """Store a sentence for readers."""
+        return self._add(tables.NOTES, note)
+
+    # Work found again by its key, wherever the position is
+
+    def find_llm_call(self, purpose: str, *, prompt: str) -> records.LlmCall | None:
+        """Return the reply recorded for this purpose.
+
+        Raises:
+            LedgerConflict: it was recorded for another prompt, so the campaign does not replay what it did.
+        """
+        with self._read(as_of=END, moves=True) as tx:
+            call = tx.find(tables.LLM_CALLS, purpose)
+        if call is not None and call.prompt != prompt:
+            raise LedgerConflict(
+                f"the reply for {purpose!r} was recorded for another prompt; the replay took another way"
+            )
+        return call
+
+    def find_screening(self, program_id: str, proposal_id: str | None = None) -> records.Screening | None:
+        """Return the screening of this program for this proposal."""
+        with self._read(as_of=END, moves=True) as tx:
+            return tx.find(tables.SCREENINGS, program_id, proposal_id)
+
+    def find_error_map(self, artifact_hash: str) -> records.ErrorMap | None:
+        """Return the error map of an artifact."""
+        with self._read(as_of=END, moves=True) as tx:
+            return tx.find(tables.ERROR_MAPS, artifact_hash)
+
+    def find_noise(self, program_id: str, split: str) -> records.Noise | None:
+        """Return the noise floor measured with this program."""
+        with self._read(as_of=END, moves=True) as tx:
+            return tx.find(tables.NOISE, program_id, split)
+
+    # Readers, as of the position
+
+    def campaign(self) -> records.Campaign:
+        """Return the campaign."""
+        with self._read(as_of=END) as tx:
+            return tx.get(tables.CAMPAIGN, self._campaign_id(tx))
+
+    def budget(self) -> records.Budget:
+        """Count evaluator calls."""
+        with self._read() as tx:
+            return evaluations.budget(tx)
+
+    def llm_spend(self) -> records.LlmSpend:
+        """Sum tokens and cost of all replies and failed calls, also of earlier processes, wherever the position is."""
+        with self._read(as_of=END) as tx:
+            return spending.total(tx)
+
+    def environments(self) -> tuple[records.Environment, ...]:
+        """Return every process that recorded its environment, in order."""
+        with self._read(as_of=END) as tx:
+            rows = tx.session.scalars(select(models.Environment).order_by(models.Environment.number))
+            names = [name for name in records.Environment.__dataclass_fields__]
+            return tuple(records.Environment(**{name: getattr(row, name) for name in names}) for row in rows)
+
+    def program(self, program_id: str) -> records.Program:
+        """Return one program."""
+        with self._read() as tx:
+            return tx.get(tables.PROGRAMS, program_id)
+
+    def programs(
+        self, *, origin: str | None = None, normalized_ast_hash: str | None = None
+    ) -> tuple[records.Program, ...]:
+        """Return programs in the order they came, optionally of one origin or of one normalized AST."""
+        with self._read() as tx:
+            return tx.all(tables.PROGRAMS, origin=origin, normalized_ast_hash=normalized_ast_hash)
+
+    def llm_calls(self) -> tuple[records.LlmCall, ...]:
+        """Return all replies."""
+        with self._read() as tx:
+            return tx.all(tables.LLM_CALLS)
+
+    def proposals(self, *, turn: int | None = None, status: str | None = None) -> tuple[records.Proposal, ...]:
+        """Return proposals, refused ones included."""
+        with self._read() as tx:
+            return tx.all(tables.PROPOSALS, turn=turn, status=status)
+
+    def screenings(self, *, program_id: str | None = None) -> tuple[records.Screening, ...]:
+        """Return screenings."""
+        with self._read() as tx:
+            return tx.all(tables.SCREENINGS, program_id=program_id)
+
+    def evaluation(self, evaluation_id: str) -> records.Evaluation:
+        """Return one evaluation."""
+        with self._read() as tx:
+            return evaluations.load(tx, tx.row(tables.EVALUATIONS, evaluation_id))
+
+    def evaluations(
+        self,
+        *,
+        program_id: str | None = None,
+        kind: str | None = None,
+        control_id: str | None = None,
+        observation_id: str | None = None,
+    ) -> tuple[records.Evaluation, ...]:
+        """Return evaluations in the order they were reserved."""
+        with self._read() as tx:
+            rows = tx.rows(
+                tables.EVALUATIONS,
+                program_id=program_id,
+                kind=kind,
+                control_id=control_id,
+                observation_id=observation_id,
+            )
+            return tuple(evaluations.load(tx, row) for row in rows)
+
+    def noise(self) -> tuple[records.Noise, ...]:
+        """Return the noise floors."""
+        with self._read() as tx:
+            return tx.all(tables.NOISE)
+
+    def error_maps(self) -> tuple[records.ErrorMap, ...]:
+        """Return the error maps."""
+        with self._read() as tx:
+            return tx.all(tables.ERROR_MAPS)
+
+    def incumbent(self) -> records.Incumbent | None:
+        """Return the last promotion; None before the first."""
+        history = self.incumbents()
+        return history[-1] if history else None
+
+    def incumbents(self) -> tuple[records.Incumbent, ...]:
+        """Return all promotions."""
+        with self._read() as tx:
+            return tx.all(tables.INCUMBENTS)
+
+    def observation(self, observation_id: str) -> records.Observation:
+        """Return one observation."""
+        with self._read() as tx:
+            return tx.get(tables.OBSERVATIONS, observation_id)
+
+    def observations(self) -> tuple[records.Observation, ...]:
+        """Return all observations."""
+        with self._read() as tx:
+            return tx.all(tables.OBSERVATIONS)
+
+    def hypotheses(self, observation_id: str | None = None) -> tuple[records.Hypothesis, ...]:
+        """Return registered hypotheses, of one observation or of all."""
+        with self._read() as tx:
+            return tx.all(tables.HYPOTHESES, observation_id=observation_id)
+
+    def controls(self, observation_id: str | None = None) -> tuple[records.Control, ...]:
+        """Return registered controls, run or not."""
+        with self._read() as tx:
+            return tx.all(tables.CONTROLS, observation_id=observation_id)
+
+    def predictions(
+        self, observation_id: str | None = None, *, control_id: str | None = None
+    ) -> tuple[records.Prediction, ...]:
+        """Return registered predictions."""
+        with self._read() as tx:
+            return tx.all(tables.PREDICTIONS, observation_id=observation_id, control_id=control_id)
+
+    def designs(self, observation_id: str | None = None) -> tuple[records.Design, ...]:
+        """Return registered designs."""
+        with self._read() as tx:
+            return tx.all(tables.DESIGNS, observation_id=observation_id)
+
+    def verdicts(
+        self, observation_id: str | None = None, *, hypothesis_id: str | None = None, status: str | None = None
+    ) -> tuple[records.Verdict, ...]:
+        """Return verdicts of all rounds; the newest of a hypothesis is its last."""
+        with self._read() as tx:
+            return tx.all(tables.VERDICTS, observation_id=observation_id, hypothesis_id=hypothesis_id, status=status)
+
+    def required_edits(self, *, state: str | None = None) -> tuple[records.RequiredEdit, ...]:
+        """Return required edits with their history; `state` filters by the state now."""
+        with self._read() as tx:
+            edits = (explanations.load_edit(tx, row) for row in tx.rows(tables.REQUIRED_EDITS))
+            return tuple(edit for edit in edits if state in (None, edit.state))
+
+    def probe_results(
+        self, *, target_id: str | None = None, program_id: str | None = None
+    ) -> tuple[records.ProbeResult, ...]:
+        """Return findings of probes, provisional ones included."""
+        with self._read() as tx:
+            return tx.all(tables.PROBE_RESULTS, target_id=target_id, program_id=program_id)
+
+    def notes(self) -> tuple[records.Note, ...]:
+        """Return all notes."""
+        with self._read() as tx:
+            return tx.all(tables.NOTES)
+
+    def events(self, *, after: int = 0) -> tuple[records.Event, ...]:
+        """Return all events after a place in the order, wherever the position is."""
+        with self._read(as_of=END) as tx:
+            rows = tx.session.scalars(select(models.Event).where(models.Event.seq > after).order_by(models.Event.seq))
+            return tuple(records.Event(seq=row.seq, kind=row.kind, ref=row.ref, at=row.at) for row in rows)
+
+    def num_unreplayed(self) -> int:
+        """Count recorded events after the position: above 0 while a resumed campaign replays."""
+        with self._read(as_of=END) as tx:
+            statement = select(func.count()).select_from(models.Event).where(models.Event.seq > self._position)
+            return tx.session.scalar(statement) or 0
+
+    def content_hash(self) -> str:
+        """Return the sha256 of everything recorded, apart from clock, host and order of arrival; see `hashing`."""
+        with self._read(as_of=END) as tx:
+            return hashing.content_hash(tx.session)
+
+    def check_invariants(self) -> list[str]:
+        """Check by SQL what must hold in every ledger; return one sentence for each violation."""
+        with self._read(as_of=END) as tx:
+            return invariants.violations(tx.session)
+
+    # Plumbing
+
+    def _add(self, table: tables.Table[tables.R], record: object) -> tables.R:
+        with self._write() as tx:
+            return tx.insert(table, fields_of(record))
+
+    @contextmanager
+    def _write(self) -> Iterator[Transaction]:
+        with self._database.write() as tx:
+            yield tx
+        self._move(tx.touched)
+
+    @contextmanager
+    def _read(self, *, as_of: int | None = None, moves: bool = False) -> Iterator[Transaction]:
+        if as_of is None:
+            as_of = END if self.is_read_only else self._position
+        with self._database.read(as_of=as_of) as tx:
+            yield tx
+        if moves:
+            self._move(tx.touched)
+
+    def _move(self, seq: int) -> None:
+        with self._position_lock:
+            self._position = max(self._position, seq)
+
+    @staticmethod
+    def _campaign_id(tx: Transaction) -> str:
+        return tx.session.scalars(select(models.Campaign.id)).one()
