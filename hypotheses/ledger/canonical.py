@@ -1,9 +1,9 @@
 """Canonical text and ids.
 
-Two values are the same content when their canonical JSON is the same text: keys sorted, no spaces, ASCII, floats by `repr`
-(the shortest text that reads back as the same number). NaN and infinity have no place in it and are refused with the path at
-which they were found. An id is a tag and the start of the sha256 of the record's natural key, so it does not depend on order,
-time or host.
+Two values are the same content when their canonical JSON is the same text: keys sorted, no spaces, ASCII, floats by
+`repr` (the shortest text that reads back as the same number). NaN and infinity have no place in it and are refused with
+the path at which they were found. An id is a tag and the start of the sha256 of the record's natural key, so it does
+not depend on order, time or host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ ID_DIGITS = 10
 
 
 def canonical_json(value: Any, *, name: str = "value") -> str:
-    """Return the canonical JSON text of `value` (None, bool, int, float, str, lists, tuples, mappings with string keys).
+    """Return the canonical JSON text of `value`.
+
+    Args:
+        value: None, bool, int, float, str, or lists, tuples and mappings (with string keys) of these.
+        name: what to call it in an error.
 
     Raises:
         LedgerValueError: NaN, infinity, a key that is no string, or a type that JSON does not have.

@@ -1,8 +1,9 @@
 """Connections, transactions and the translation of driver errors.
 
-Two engines on one file. The writer has one connection in WAL mode and starts every transaction with ``BEGIN IMMEDIATE``, so that
-a transaction never has to be upgraded while it holds a snapshot; ``synchronous=FULL`` makes a commit survive a power cut. Readers
-open the file with ``mode=ro`` and see the snapshot of their transaction; in WAL mode neither waits for the other.
+Two engines on one file. The writer has one connection in WAL mode and starts every transaction with ``BEGIN
+IMMEDIATE``, so that a transaction never has to be upgraded while it holds a snapshot; ``synchronous=FULL`` makes a
+commit survive a power cut. Readers open the file with ``mode=ro`` and see the snapshot of their transaction; in WAL
+mode neither waits for the other.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def connect_reader(path: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError as err:
         connection.close()
         wal = path.with_name(path.name + "-wal")
-        unwritable = err.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY"))
+        unwritable = str(getattr(err, "sqlite_errorname", "")).startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY"))
         if not unwritable or not path.exists() or (wal.exists() and wal.stat().st_size > 0):
             raise
         connection = _connect(file_uri(path, options="mode=ro&immutable=1"))
@@ -102,7 +103,7 @@ def _translation(path: Path, err: sqlite3.Error, *, integrity: bool) -> LedgerEr
 
 
 class Database:
-    """Both engines of one file. Writes of this process are serialized by a lock, which is fairer than SQLite's waiting."""
+    """Both engines of one file. Writes of this process queue at a lock, which is fairer than SQLite's waiting."""
 
     def __init__(self, path: Path, *, read_only: bool) -> None:
         self.path = path
@@ -119,7 +120,7 @@ class Database:
             event.listen(self._writer, "begin", _begin("BEGIN IMMEDIATE"))
 
     @contextmanager
-    def write(self) -> Iterator[Transaction]:
+    def write(self, *, as_of: int = END) -> Iterator[Transaction]:
         """One write transaction: committed at the end, rolled back on any exception.
 
         Raises:
@@ -128,7 +129,7 @@ class Database:
         if self._writer is None:
             raise LedgerRefused(f"{str(self.path)!r} was opened read-only")
         with self._writing, translated(self.path), Session(self._writer) as session, session.begin():
-            yield Transaction(session)
+            yield Transaction(session, as_of=as_of)
 
     @contextmanager
     def read(self, *, as_of: int = END) -> Iterator[Transaction]:

@@ -1,14 +1,16 @@
 """Errors of the ledger.
 
-`BudgetExhausted` is a normal end of a campaign. `LedgerConflict` means that a replayed step differs from what was recorded.
-`LedgerRefused` means that a rule of the ledger (order of registration, immutability, links between rows) forbids the write.
-All others are failures of the file or of the host.
+`BudgetExhausted` is a normal end of a campaign. `LedgerConflict` means that a replayed step differs from what was
+recorded. `LedgerRefused` means that a rule of the ledger (order of registration, immutability, links between rows)
+forbids the write. All others are failures of the file or of the host.
 """
 
 from __future__ import annotations
 
+from hypotheses.errors import HypothesesError
 
-class LedgerError(Exception):
+
+class LedgerError(HypothesesError):
     """Base of every error raised by `hypotheses.ledger`."""
 
 

@@ -1,8 +1,9 @@
 """Evaluator calls as money: reserve, settle, release, count.
 
-An evaluation is reserved in the transaction that creates its row and settled with its result in one more. In between it carries
-leases: which process started it, and when that process gave it back. A lease of another opening of the ledger belongs to a
-process that is gone (the run lock is ours), so its evaluation is taken over: one more attempt, no more charge.
+An evaluation is reserved in the transaction that creates its row and settled with its result in one more. In between it
+carries leases: which process started it, and when that process gave it back. A lease of another opening of the ledger
+belongs to a process that is gone (the run lock is ours), so its evaluation is taken over: one more attempt, no more
+charge.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from hypotheses.ledger.errors import (
 )
 from hypotheses.ledger.records import Budget, Evaluation, Json, NewEvaluation, Settlement
 from hypotheses.ledger.tables import CONTROLS, EVALUATIONS, fields_of, without
-from hypotheses.ledger.transaction import MAX_TEXT_BYTES, Transaction
+from hypotheses.ledger.transaction import END, MAX_TEXT_BYTES, Transaction
 
 MAX_LOG_CHARACTERS = 16_384
 _HOST_FIELDS = ("log_tail", "wall_s", "device", "versions")
@@ -41,15 +42,15 @@ class Owner:
     boot_id: str
 
 
-def budget(tx: Transaction) -> Budget:
-    """Count evaluator calls as of the position of the transaction."""
+def budget(tx: Transaction, *, as_of: int = END) -> Budget:
+    """Count evaluator calls as of a position."""
     total = tx.session.scalar(select(models.Campaign.budget))
     model = models.Evaluation
-    settled = case((model.settled_seq <= tx.as_of, 1), else_=0)
+    settled = case((model.settled_seq <= as_of, 1), else_=0)
     paid = case((model.kind != "setup", 1), else_=0)
     num_all, num_paid, num_used = tx.session.execute(
         select(func.count(), func.coalesce(func.sum(paid), 0), func.coalesce(func.sum(paid * settled), 0)).where(
-            model.seq <= tx.as_of
+            model.seq <= as_of
         )
     ).one()
     return Budget(total=total or 0, used=num_used, reserved=num_paid - num_used, num_setup=num_all - num_paid)
@@ -104,7 +105,7 @@ def settle(tx: Transaction, evaluation_id: str, result: Settlement, owner: Owner
 
 
 def release(tx: Transaction, evaluation_id: str, owner: Owner, reason: str) -> Evaluation:
-    """Give a reserved evaluation back after a failure of the host: it stays reserved, and the next attempt is not charged."""
+    """Give an evaluation back after a failure of the host: it stays reserved, the next attempt is not charged."""
     row = tx.row(EVALUATIONS, evaluation_id)
     last = _last_lease(tx, evaluation_id)
     if row.settled_seq is not None or last.owner != owner.token or last.action != "taken":
@@ -115,7 +116,7 @@ def release(tx: Transaction, evaluation_id: str, owner: Owner, reason: str) -> E
 
 def load(tx: Transaction, row: models.Evaluation) -> Evaluation:
     """Return the record of an evaluation as of the position of the transaction."""
-    settled = row.settled_seq is not None and row.settled_seq <= max(tx.as_of, tx.touched)
+    settled = row.settled_seq is not None and row.settled_seq <= tx.horizon
     result: Settlement | None = None
     if settled:
         hashed = {"evidence": json.loads(tx.text(row.evidence_hash)), "log_tail": tx.text(row.log_tail_hash)}
@@ -156,12 +157,13 @@ def _check_result(evaluation_id: str, result: Settlement) -> None:
         )
     if result.reference_chunk_nll and len(result.reference_chunk_nll) != len(result.chunk_nll):
         raise LedgerValueError(
-            f"{evaluation_id}: {len(result.chunk_nll)} chunk losses beside {len(result.reference_chunk_nll)} of the reference"
+            f"{evaluation_id}: {len(result.chunk_nll)} chunk losses beside {len(result.reference_chunk_nll)} "
+            "of the reference"
         )
 
 
 def _capped(content: dict[str, Any]) -> dict[str, Any]:
-    """Cut what a program can make long: its own words to the tail, its log of calls to what fits, saying how much was cut."""
+    """Cut what a program can make long: its own words to the tail, its log of calls to what fits."""
     content["log_tail"] = content["log_tail"].encode("utf-8", "replace").decode("utf-8")[-MAX_LOG_CHARACTERS:]
     content["chunk_nll"] = tuple(float(value) for value in content["chunk_nll"])
     content["reference_chunk_nll"] = tuple(float(value) for value in content["reference_chunk_nll"])

@@ -1,7 +1,8 @@
 """Rivals, controls and predictions, registered together, and what follows from them: verdicts and required edits.
 
-One registration is one transaction: either every hypothesis has a prediction for every control of it, or nothing is stored.
-A later round on the same observation may add hypotheses and controls; it can neither change nor predict what is known already.
+One registration is one transaction: either every hypothesis has a prediction for every control of it, or nothing is
+stored. A later round on the same observation may add hypotheses and controls; it can neither change nor predict what is
+known already.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from hypotheses.ledger.tables import (
 from hypotheses.ledger.transaction import Transaction
 
 MIN_RIVALS = 2
+SUPERSEDED = "superseded"
 
 
 def register(
@@ -111,10 +113,15 @@ def add_verdicts(tx: Transaction, verdicts: Sequence[NewVerdict]) -> tuple[Verdi
     return tuple(stored)
 
 
-def add_edit(tx: Transaction, new: NewRequiredEdit) -> RequiredEdit:
-    """Store a required edit and its first state, ``open``."""
+def add_edit(
+    tx: Transaction, new: NewRequiredEdit, *, state: str, reason: str, supersedes: Sequence[str]
+) -> RequiredEdit:
+    """Store a required edit with its first state, and close those that it supersedes."""
     row = tx.insert_row(REQUIRED_EDITS, fields_of(new))
-    change_edit(tx, row.id, "open", turn=new.turn, reason="", program_id=None, body={})
+    for edit_id in supersedes:
+        why = f"superseded by {row.id}"
+        change_edit(tx, edit_id, SUPERSEDED, turn=new.turn, reason=why, program_id=None, body={})
+    change_edit(tx, row.id, state, turn=new.turn, reason=reason, program_id=None, body={})
     return load_edit(tx, row)
 
 

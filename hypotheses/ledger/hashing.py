@@ -1,9 +1,10 @@
 """The content hash: the same for two runs that searched in the same way.
 
-sha256 over, for each table by name and each row by id, one line of canonical JSON with all columns except those that tell about
-the clock, the host or the order of arrival (``hashed: False`` in `models`): times, process ids, boot ids, leases with their
-attempts, wall seconds, devices and versions, logs, places in the order of events, failed calls to a proposer. Texts enter by
-their own sha256. Ids come from natural keys, so the order of rows does not depend on when they were written.
+sha256 over, for each table by name and each row by id, one line of canonical JSON with all columns except those that
+tell about the clock, the host or the order of arrival (``hashed: False`` in `models`): times, process ids, boot ids,
+leases with their attempts, wall seconds, devices and versions, logs, places in the order of events, failed calls to a
+proposer. Texts enter by their own sha256. Ids come from natural keys, so the order of rows does not depend on when they
+were written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What must hold in every ledger, at every moment, as SQL that anyone can run. Each query returns the rows that break it."""
+"""What must hold in every ledger at every moment, as SQL that anyone can run: each query selects what breaks it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ INVARIANTS: tuple[Invariant, ...] = (
         "evaluation {0} of control {1} has no prediction of hypothesis {2}, registered before it in the same round",
         "SELECT e.id, c.id, h.id FROM evaluations e JOIN controls c ON c.id = e.control_id JOIN hypotheses h "
         "ON h.observation_id = c.observation_id AND h.round <= c.round LEFT JOIN predictions p "
-        "ON p.control_id = c.id AND p.hypothesis_id = h.id WHERE p.id IS NULL ORDER BY e.reserved_seq, h.registered_seq",
+        "ON p.control_id = c.id AND p.hypothesis_id = h.id WHERE p.id IS NULL "
+        "ORDER BY e.reserved_seq, h.registered_seq",
     ),
     Invariant(
         "evaluation {0} measures {1}, its control {2} was registered with {3}",
@@ -46,13 +47,15 @@ INVARIANTS: tuple[Invariant, ...] = (
     ),
     Invariant(
         "prediction {0} joins a hypothesis and a control of two observations",
-        "SELECT p.id FROM predictions p JOIN hypotheses h ON h.id = p.hypothesis_id JOIN controls c ON c.id = p.control_id "
+        "SELECT p.id FROM predictions p JOIN hypotheses h ON h.id = p.hypothesis_id "
+        "JOIN controls c ON c.id = p.control_id "
         "WHERE h.observation_id <> c.observation_id OR p.observation_id <> c.observation_id ORDER BY p.registered_seq",
     ),
     Invariant(
         "observation {0} rests on {1}, which is no scored confirmation of its program",
-        "SELECT o.id, e.id FROM observations o JOIN evaluations e ON e.id = o.confirmation_id WHERE e.kind <> 'confirmation' "
-        "OR e.outcome IS NOT 'scored' OR e.program_id <> o.program_id OR e.settled_seq > o.seq ORDER BY o.seq",
+        "SELECT o.id, e.id FROM observations o JOIN evaluations e ON e.id = o.confirmation_id "
+        "WHERE e.kind <> 'confirmation' OR e.outcome IS NOT 'scored' "
+        "OR e.program_id <> o.program_id OR e.settled_seq > o.seq ORDER BY o.seq",
     ),
     Invariant(
         "incumbent {0} was promoted on {1}, which is no scored evaluation of its program",

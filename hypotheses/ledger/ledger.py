@@ -1,12 +1,13 @@
 """The ledger of one campaign: everything that was proposed, measured, claimed, predicted and decided.
 
-**Writing is idempotent.** Each record has a natural key. Writing the same content again returns the stored record; other content
-under the same key is a `LedgerConflict`. So a campaign resumes by running again from its first step.
+**Writing is idempotent.** Each record has a natural key. Writing the same content again returns the stored record;
+other content under the same key is a `LedgerConflict`. So a campaign resumes by running again from its first step.
 
-**A writer reads as of its position**, the last event that it has written or met again. A campaign that replays therefore sees
-the budget, the incumbent and the open edits exactly as they were at that step the first time. A `Ledger` opened read-only, and
-a writer that has met every event, see everything. The methods called `find_*`, and `reserve_evaluation`, look up work by its
-key wherever the position is, so that nothing that was measured or answered is asked for again.
+**A writer reads as of its position**, the last event that it has written or met again. A campaign that replays
+therefore sees the budget, the incumbent and the open edits exactly as they were at that step the first time. A `Ledger`
+opened read-only, and a writer that has met every event, see everything. The methods called `find_*`, and
+`reserve_evaluation`, look up work by its key wherever the position is, so that nothing that was measured or answered is
+asked for again.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from hypotheses.ledger.transaction import END, Transaction
 class Ledger:
     """One open ledger. Made by `create` or `open`; a context manager. All methods may be called from several threads.
 
-    Every method may raise `LedgerStorageError` or `LedgerBusy`; every writer `LedgerConflict` (other content under the same
-    key), `LedgerNotFound` (names a record that does not exist), `LedgerRefused` (a rule forbids it) and `LedgerValueError`
-    (NaN, infinity, a text above 1 MiB). A failed write stores nothing.
+    Every method may raise `LedgerStorageError` or `LedgerBusy`; every writer `LedgerConflict` (other content under the
+    same key), `LedgerNotFound` (names a record that does not exist), `LedgerRefused` (a rule forbids it) and
+    `LedgerValueError` (NaN, infinity, a text above 1 MiB). A failed write stores nothing.
     """
 
     def __init__(self, database: Database, lock: RunLock | None) -> None:
@@ -49,7 +50,7 @@ class Ledger:
 
     @classmethod
     def create(cls, path: Path | str, campaign: records.NewCampaign) -> Self:
-        """Make a new ledger with its campaign, and open it for writing. A killed creation leaves nothing behind that counts.
+        """Make a new ledger with its campaign, and open it for writing; a failed or killed creation makes none.
 
         Raises:
             LedgerConflict: a ledger is there already.
@@ -63,11 +64,18 @@ class Ledger:
         try:
             if path.exists() and schema.version_of(path) > 0:
                 raise LedgerConflict(f"there is a ledger at {str(path)!r} already; resume it, or choose another folder")
-            ledger = cls(Database(path, read_only=False), lock)
+        except BaseException:
+            lock.release()
+            raise
+        ledger = cls(Database(path, read_only=False), lock)
+        try:
             with ledger._write() as tx:
                 schema.create(tx.session.connection())
                 tx.insert(tables.CAMPAIGN, fields_of(campaign))
         except BaseException:
+            ledger._database.close()
+            for suffix in ("", "-wal", "-shm"):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
             lock.release()
             raise
         return ledger
@@ -79,7 +87,7 @@ class Ledger:
         Raises:
             LedgerNotFound: no file.
             LedgerBusy: another process writes to it.
-            LedgerSchemaError: no ledger, of a newer schema, or (read-only) of an older one that a writer has to migrate.
+            LedgerSchemaError: no ledger, of a newer schema, or (read-only) of an older one, which a writer migrates.
         """
         path = Path(path)
         version = schema.version_of(path)
@@ -150,8 +158,8 @@ class Ledger:
 
     def record_llm_failure(
         self,
-        *,
         purpose: str,
+        *,
         model: str,
         error: str,
         tokens_in: int | None = None,
@@ -177,8 +185,8 @@ class Ledger:
     def reserve_evaluation(self, evaluation: records.NewEvaluation) -> records.Evaluation:
         """Reserve one evaluator call, in the transaction that creates its row.
 
-        Returns the settled evaluation when it was settled before: check `is_settled` and do not run it again. One that a dead
-        process left reserved, or that was released, comes back reserved with the next `attempt`, at no charge.
+        Returns the settled evaluation when it was settled before: check `is_settled` and do not run it again. One that
+        a dead process left reserved, or that was released, comes back reserved with the next `attempt`, at no charge.
 
         Raises:
             BudgetExhausted: nothing is free. Never for ``setup`` evaluations, nor for a key reserved before.
@@ -191,8 +199,8 @@ class Ledger:
     def settle_evaluation(self, evaluation_id: str, result: records.Settlement) -> records.Evaluation:
         """Store the result of an evaluation that this process reserved.
 
-        The same result again changes nothing; log tail, wall time, device and versions are not compared. A log above 16 Ki
-        characters keeps its tail; evidence above 1 MiB keeps its first events and says how many were left out.
+        The same result again changes nothing; log tail, wall time, device and versions are not compared. A log above 16
+        Ki characters keeps its tail; evidence above 1 MiB keeps its first events and says how many were left out.
 
         Raises:
             LedgerConflict: settled before with another result.
@@ -203,7 +211,7 @@ class Ledger:
             return evaluations.settle(tx, evaluation_id, result, self._owner)
 
     def release_evaluation(self, evaluation_id: str, *, reason: str) -> records.Evaluation:
-        """Give back an evaluation after a failure of the host; the next `reserve_evaluation` tries it again at no charge."""
+        """Give back an evaluation after a failure of the host; reserving it again is no charge."""
         with self._write() as tx:
             return evaluations.release(tx, evaluation_id, self._owner, reason)
 
@@ -235,12 +243,12 @@ class Ledger:
     ) -> records.Registration:
         """Register rivals, controls, one prediction for every pair, and the design: all in one transaction, or nothing.
 
-        A later `round` may add controls and hypotheses. Its predictions name hypotheses of any round so far; each new control
-        needs one from every hypothesis.
+        A later `round` may add controls and hypotheses. Its predictions name hypotheses of any round so far; each new
+        control needs one from every hypothesis.
 
         Raises:
-            LedgerRefused: fewer than two rivals, a pair without its prediction, a repeated name, an interval upside down, or a
-                prediction for a control that was evaluated already.
+            LedgerRefused: fewer than two rivals, a pair without its prediction, a repeated name, a reversed interval,
+                or a prediction for a control that was evaluated already.
         """
         with self._write() as tx:
             return explanations.register(
@@ -258,10 +266,17 @@ class Ledger:
         with self._write() as tx:
             return explanations.add_verdicts(tx, verdicts)
 
-    def add_required_edit(self, edit: records.NewRequiredEdit) -> records.RequiredEdit:
-        """Store a required edit in the state ``open``."""
+    def add_required_edit(
+        self,
+        edit: records.NewRequiredEdit,
+        *,
+        state: str = "open",
+        reason: str = "",
+        supersedes: Sequence[str] = (),
+    ) -> records.RequiredEdit:
+        """Store a required edit with its first state, and close those (by id) that it supersedes, as one step."""
         with self._write() as tx:
-            return explanations.add_edit(tx, edit)
+            return explanations.add_edit(tx, edit, state=state, reason=reason, supersedes=supersedes)
 
     def change_required_edit(
         self,
@@ -273,7 +288,7 @@ class Ledger:
         program_id: str | None = None,
         body: records.Json | None = None,
     ) -> records.RequiredEditState:
-        """Append a state to the history of a required edit; at most once for each state and turn."""
+        """Append a state to the history of a required edit; at most once for each state, turn and program."""
         with self._write() as tx:
             return explanations.change_edit(
                 tx, edit_id, state, turn=turn, reason=reason, program_id=program_id, body=body or {}
@@ -328,7 +343,7 @@ class Ledger:
     def budget(self) -> records.Budget:
         """Count evaluator calls."""
         with self._read() as tx:
-            return evaluations.budget(tx)
+            return evaluations.budget(tx, as_of=tx.horizon)
 
     def llm_spend(self) -> records.LlmSpend:
         """Sum tokens and cost of all replies and failed calls, also of earlier processes, wherever the position is."""
@@ -500,7 +515,7 @@ class Ledger:
 
     @contextmanager
     def _write(self) -> Iterator[Transaction]:
-        with self._database.write() as tx:
+        with self._database.write(as_of=self._position) as tx:
             yield tx
         self._move(tx.touched)
 

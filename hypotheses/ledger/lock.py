@@ -1,8 +1,9 @@
 """The lock of a run: one writer at a time, known by its pid.
 
-An advisory `flock` on ``<ledger>.lock``. The kernel drops it when the process ends in any way, so that nothing has to be cleaned
-up after `kill -9`; the pid in the file only serves the message of the one that is refused. The descriptor is not inherited by
-programs that this process starts. Not covered: file systems on which `flock` does not work between hosts.
+An advisory `flock` on ``<ledger>.lock``. The kernel drops it when the process ends in any way, so that nothing has to
+be cleaned up after `kill -9`; the pid in the file only serves the message of the one that is refused. The descriptor is
+not inherited by programs that this process starts. Not covered: file systems on which `flock` does not work between
+hosts.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class RunLock:
             holder = os.pread(self._descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
             self.release()
             raise LedgerBusy(
-                f"{str(ledger_path)!r} is being written by process {holder}; wait until it ends, or open the ledger read-only"
+                f"{str(ledger_path)!r} is being written by process {holder}; "
+                "wait until it ends, or open the ledger read-only"
             ) from err
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode("ascii"), 0)

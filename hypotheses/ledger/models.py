@@ -1,9 +1,9 @@
 """Tables of the ledger as SQLAlchemy typed mappings. Only this package sees them.
 
-Every row that matters has a place in the one order of events (`events.seq`); order between tables is a comparison of these
-numbers, for example ``predictions.registered_seq < evaluations.reserved_seq``. JSON is stored as canonical text (SQL users have
-`json_extract`), long texts in `blobs` by sha256. `info={"hashed": False}` marks columns and tables that tell about the host or
-the clock rather than about the search; they are left out of the content hash.
+Every row that matters has a place in the one order of events (`events.seq`); order between tables is a comparison of
+these numbers, for example ``predictions.registered_seq < evaluations.reserved_seq``. JSON is stored as canonical text
+(SQL users have `json_extract`), long texts in `blobs` by sha256. `info={"hashed": False}` marks columns and tables that
+tell about the host or the clock rather than about the search; they are left out of the content hash.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ class Evaluation(Base):
 
 
 class Lease(Base):
-    """Which process started an evaluation, and when one gave it back. `owner` is unique to one opening of the ledger."""
+    """Which process started an evaluation or gave it back. `owner` is unique to one opening of the ledger."""
 
     __tablename__ = "leases"
     __table_args__ = (CheckConstraint("action IN ('taken','released')"), {"info": NOT_HASHED})

@@ -1,8 +1,8 @@
 """What the ledger takes and gives: frozen records, never rows.
 
-`New*` is what a writer hands over; the class without the prefix is the same plus what the ledger adds (`Stored`). Columns
-exist for what people ask in SQL; `body` keeps the whole object of the layer above as JSON. Effects and standard errors are in
-nats per token. Every float must be finite; an unknown number is None.
+`New*` is what a writer hands over; the class without the prefix is the same plus what the ledger adds (`Stored`).
+Columns exist for what people ask in SQL; `body` keeps the whole object of the layer above as JSON. Effects and standard
+errors are in nats per token. Every float must be finite; an unknown number is None.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Stored:
 
 @dataclass(frozen=True, kw_only=True)
 class NewCampaign:
-    """What is fixed for the whole run. `budget` counts evaluator calls; `sandbox` is the isolation in force, or ``none``."""
+    """What is fixed for the run. `budget` counts evaluator calls; `sandbox` is the isolation in force, or ``none``."""
 
     recipe: Json
     seed: int
@@ -66,7 +66,7 @@ class Environment:
 
 @dataclass(frozen=True, kw_only=True)
 class NewProgram:
-    """One program. The same source under another origin or parent is another record; `ast_hash` tells that they are equal."""
+    """One program. The same source under another origin or parent is another record, with the same `ast_hash`."""
 
     source: str
     origin: ProgramOrigin
@@ -84,7 +84,7 @@ class Program(NewProgram, Stored):
 
 @dataclass(frozen=True, kw_only=True)
 class NewLlmCall:
-    """A reply of the proposer. `purpose` is the key under which a replay finds it again, for example ``turn-3/propose/1``."""
+    """A reply of the proposer. `purpose` is the key by which a replay finds it, for example ``turn-3/propose/1``."""
 
     purpose: str
     prompt: str
@@ -179,7 +179,7 @@ class NewEvaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Settlement:
-    """How an evaluation ended. `chunk_nll` (nats per token, one number per chunk) is empty unless the outcome is ``scored``."""
+    """How an evaluation ended. `chunk_nll`, in nats per token, is empty unless the outcome is ``scored``."""
 
     outcome: str
     reason: str = ""
@@ -231,7 +231,7 @@ class Evaluation(NewEvaluation, Stored):
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Evaluator calls: ``used + reserved + free == total``, always. Setup evaluations are counted apart, in `num_setup`."""
+    """Evaluator calls: ``used + reserved + free == total``, always. Setup evaluations are counted apart."""
 
     total: int
     used: int
@@ -473,7 +473,7 @@ class RequiredEdit(NewRequiredEdit, Stored):
 
 @dataclass(frozen=True, kw_only=True)
 class NewProbeResult:
-    """What a probe found. `target_id` is a required edit or a control; evaluation_id None means a smoke run (provisional)."""
+    """What a probe found. `target_id` is a required edit or a control; a smoke run has no evaluation id."""
 
     target_id: str
     program_id: str

@@ -1,11 +1,12 @@
 """Schema: version, triggers, creation and migration.
 
-The rules that make the record worth something are triggers, so that they hold for every connection and not only for this
-code: what is registered or settled is never changed or removed, a control is never evaluated before its predictions are
-registered, and no evaluation is reserved beyond the budget. `INSERT OR REPLACE` would delete without firing a delete trigger,
-so inserting over an existing key is refused as well.
+The rules that make the record worth something are triggers, so that they hold for every connection and not only for
+this code: what is registered or settled is never changed or removed, a control is never evaluated before its
+predictions are registered, and no evaluation is reserved beyond the budget. `INSERT OR REPLACE` would delete without
+firing a delete trigger, so inserting over an existing key is refused as well.
 
-To change the schema: raise `SCHEMA_VERSION`, and append to `MIGRATIONS` a function that brings a file from the version before.
+To change the schema: raise `SCHEMA_VERSION`, and append to `MIGRATIONS` a function that brings a file from the version
+before.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ MIGRATIONS: Mapping[int, Migration] = {}
 """By the version they lead to; version 1 is what `create` makes."""
 
 _RESERVATION = (
-    "id", "reserved_seq", "kind", "program_id", "split", "draw", "seed", "control_id", "observation_id", "reference_artifact",
-    "turn",
+    "id", "reserved_seq", "kind", "program_id", "split", "draw", "seed", "control_id", "observation_id",
+    "reference_artifact", "turn",
 )  # fmt: skip
 
 
@@ -68,8 +69,9 @@ def schema_statements() -> list[str]:
         "BEGIN SELECT RAISE(ABORT, 'ledger: a reserved evaluation can only be settled'); END",
         "CREATE TRIGGER evaluations_start_reserved BEFORE INSERT ON evaluations WHEN NEW.state <> 'reserved' "
         "BEGIN SELECT RAISE(ABORT, 'ledger: an evaluation is reserved before it is settled'); END",
-        "CREATE TRIGGER evaluations_control_registered BEFORE INSERT ON evaluations WHEN NEW.kind = 'control' AND NOT EXISTS "
-        "(SELECT 1 FROM predictions WHERE control_id = NEW.control_id AND registered_seq < NEW.reserved_seq) "
+        "CREATE TRIGGER evaluations_control_registered BEFORE INSERT ON evaluations WHEN NEW.kind = 'control' "
+        "AND NOT EXISTS (SELECT 1 FROM predictions WHERE control_id = NEW.control_id "
+        "AND registered_seq < NEW.reserved_seq) "
         "BEGIN SELECT RAISE(ABORT, 'ledger: a control is evaluated only after its predictions are registered'); END",
         "CREATE TRIGGER evaluations_within_budget BEFORE INSERT ON evaluations WHEN NEW.kind <> 'setup' AND "
         "(SELECT count(*) FROM evaluations WHERE kind <> 'setup') >= (SELECT coalesce(max(budget), 0) FROM campaign) "
@@ -111,7 +113,8 @@ def version_of(path: Path) -> int:
         raise LedgerSchemaError(f"{str(path)!r} is a SQLite file, but no ledger of QuantForge")
     if version > SCHEMA_VERSION:
         raise LedgerSchemaError(
-            f"{str(path)!r} has schema version {version}; this QuantForge reads up to {SCHEMA_VERSION}, install a newer one"
+            f"{str(path)!r} has schema version {version}; this QuantForge reads up to {SCHEMA_VERSION}, "
+            "install a newer one"
         )
     return version
 

@@ -38,7 +38,7 @@ def add_failure(
 
 
 def total(tx: Transaction) -> LlmSpend:
-    """Sum replies and failures. Tokens that the endpoint did not report count as 0; a cost it did not report is unknown."""
+    """Sum replies and failures. Tokens that were not reported count as 0; a cost that was not reported is unknown."""
     calls = [
         (row.tokens_in, row.tokens_out, row.cost)
         for row in tx.session.execute(

@@ -15,8 +15,8 @@ R = TypeVar("R", bound=records.Stored)
 class Table(Generic[R]):
     """One kind of record.
 
-    tag: first part of the id. key: fields that make the natural key, in order. texts and jsons: fields kept in `blobs`, whose
-    columns are named ``<field>_hash``.
+    tag: first part of the id. key: fields that make the natural key, in order. texts and jsons: fields kept in `blobs`,
+    whose columns are named ``<field>_hash``.
     """
 
     tag: str
@@ -128,7 +128,7 @@ REQUIRED_EDIT_STATES = Table(
     event="required_edit_state",
     model=models.RequiredEditState,
     record=records.RequiredEditState,
-    key=("edit_id", "turn", "state"),
+    key=("edit_id", "turn", "state", "program_id"),
 )
 PROBE_RESULTS = Table(
     tag="probe",

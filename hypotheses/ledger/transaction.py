@@ -1,7 +1,8 @@
 """One transaction on the ledger: idempotent inserts, reads as of a position, blobs.
 
-`insert` is what makes a replay safe: a record whose natural key is stored already is compared with what is given now. The same
-content gives back the stored record and writes nothing; other content is a `LedgerConflict` that names each field.
+`insert` is what makes a replay safe: a record whose natural key is stored already is compared with what is given now.
+The same content gives back the stored record and writes nothing; other content is a `LedgerConflict` that names each
+field.
 """
 
 from __future__ import annotations
@@ -27,12 +28,21 @@ MAX_TEXT_BYTES = 1 << 20
 
 
 class Transaction:
-    """A session with a position. Rows after `as_of` are invisible to `all` and `get`; `touched` is the last event met."""
+    """A session with a position.
+
+    `rows` and what builds on it see events up to `horizon`: the position `as_of` at the start, or the last event that
+    this transaction wrote or met (`touched`), whichever is later. Inserts and `find` see everything.
+    """
 
     def __init__(self, session: Session, *, as_of: int = END) -> None:
         self.session = session
         self.as_of = as_of
         self.touched = 0
+
+    @property
+    def horizon(self) -> int:
+        """The last visible event."""
+        return max(self.as_of, self.touched)
 
     def touch(self, seq: int) -> None:
         """Count an event as met."""
@@ -74,7 +84,7 @@ class Transaction:
         return blob.text
 
     def columns(self, table: Table[Any], content: Mapping[str, Any], *, store: bool) -> dict[str, Any]:
-        """Return column values for record fields: texts become hashes (and are stored if `store`), numbers are checked."""
+        """Return column values for record fields; texts become hashes (stored if `store`), numbers are checked."""
         values: dict[str, Any] = {}
         for name, value in content.items():
             label = f"{table.event}.{name}"
@@ -157,7 +167,7 @@ class Transaction:
     def rows(self, table: Table[Any], **where: Any) -> list[Any]:
         """Return the rows visible at this position with the given column values (None: any), in order of events."""
         model = table.model
-        statement = select(model).where(model.seq <= self.as_of).order_by(model.seq)
+        statement = select(model).where(model.seq <= self.horizon).order_by(model.seq)
         for name, value in where.items():
             if value is not None:
                 statement = statement.where(getattr(model, name) == value)
@@ -176,7 +186,7 @@ class Transaction:
             LedgerNotFound: there is none at this position.
         """
         row = self.session.get(table.model, row_id)
-        if row is None or row.seq > self.as_of:
+        if row is None or row.seq > self.horizon:
             raise LedgerNotFound(f"{table.model.__tablename__} has no record {row_id!r}")
         return row
 
@@ -185,7 +195,7 @@ class Transaction:
         return self.load(table, self.row(table, row_id))
 
     def find(self, table: Table[R], *key: Any) -> R | None:
-        """Return the record with this natural key wherever the position is, and count it as met; None when there is none."""
+        """Return the record with this natural key wherever the position is, and count it as met."""
         row = self.session.get(table.model, make_id(table.tag, *key))
         if row is None:
             return None
