@@ -1,0 +1,128 @@
+"""The layer that is scored: computed from decoded artifact data and nothing else.
+
+    y = A(T x) What^T + bias + (x a^T) b^T,    A = encode and decode per token,    What = decode(codes, scales)
+
+The layers of a group read one input, so they share one `GroupActivation`, which transforms and encodes it once.
+
+Legend: N output features, K input features, R rank.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from evaluators.installs import Install, coordinates_digest
+from forge_kernels.ops.decode import decode
+from forge_kernels.ops.fake_quantize import fake_quantize
+from forge_kernels.rules import ActivationRule
+from forge_kernels.transforms import BlockMatrix, Diagonal, Permutation, Step, Transform, apply_transform
+
+
+class GroupActivation:
+    """Transforms and encodes a group's input once for all its readers.
+
+    The result is kept while the same tensor object, unchanged, is asked for again, and dropped when every reader has
+    had it, so that no activation outlives its block.
+    """
+
+    def __init__(self, transform: Transform, activation: ActivationRule) -> None:
+        self.transform = transform
+        self.activation = activation
+        self.num_readers = 1
+        self._num_reads = 0
+        self._source: weakref.ref[Tensor] | None = None
+        self._version = -1
+        self._encoded: Tensor | None = None
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Return ``decode(encode(T x))`` in float32; x is (..., K)."""
+        encoded = self._encoded
+        is_known = self._source is not None and self._source() is x and self._version == x._version
+        if encoded is None or not is_known:
+            transformed = apply_transform(self.transform, x.to(torch.float32))
+            encoded = fake_quantize(transformed, scale_rule=self.activation.scale_rule)
+            self._encoded, self._source, self._version, self._num_reads = encoded, weakref.ref(x), x._version, 0
+        self._num_reads += 1
+        if self._num_reads >= self.num_readers:
+            self.clear()
+        return encoded
+
+    def clear(self) -> None:
+        """Forget the kept result."""
+        self._encoded = self._source = None
+        self._num_reads = 0
+
+
+class QuantizedLinear(nn.Module):
+    """A quantized layer in float32 on the device of its bias or of `device`.
+
+    Attributes:
+        weight_NK: (N, K) float32, decoded from codes and scales; it stands for ``W T^-1``.
+        a_RK, b_NR: the low-rank branch in float32 (its values are bfloat16), or None.
+        coordinates: digest of transform and activation rule; layers that agree on it may share a `GroupActivation`.
+    """
+
+    weight_NK: Tensor
+    a_RK: Tensor | None
+    b_NR: Tensor | None
+
+    def __init__(self, install: Install, bias_N: Tensor | None, *, device: torch.device | str = "cpu") -> None:
+        super().__init__()
+        self.in_features = int(install.weight.codes_NK.shape[1])
+        self.out_features = int(install.weight.codes_NK.shape[0])
+        self.coordinates = coordinates_digest(install.transform, install.activation)
+        self.group_activation = GroupActivation(move_transform(install.transform, device), install.activation)
+        self.register_buffer("weight_NK", decode(install.weight).to(device), persistent=False)
+        branch = install.low_rank
+        a_RK = None if branch is None else branch.a_RK.to(device, torch.float32)
+        b_NR = None if branch is None else branch.b_NR.to(device, torch.float32)
+        self.register_buffer("a_RK", a_RK, persistent=False)
+        self.register_buffer("b_NR", b_NR, persistent=False)
+        self.bias = None if bias_N is None else nn.Parameter(bias_N.detach().to(device), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output for x (..., K), in the dtype of x."""
+        encoded = self.group_activation.encode(x)
+        bias = None if self.bias is None else self.bias.to(torch.float32)
+        y = functional.linear(encoded, self.weight_NK, bias)
+        return self.add_branch(x, y).to(x.dtype)
+
+    def add_branch(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return ``y + (x a^T) b^T``, or y itself when the layer has no branch."""
+        if self.a_RK is None or self.b_NR is None:
+            return y
+        return y + functional.linear(functional.linear(x.to(torch.float32), self.a_RK), self.b_NR)
+
+
+def share_activations(modules: Iterable[QuantizedLinear]) -> None:
+    """Let layers of one group that agree on transform and activation rule transform and encode their input once."""
+    shared: dict[str, GroupActivation] = {}
+    for module in modules:
+        first = shared.get(module.coordinates)
+        if first is None:
+            own = module.group_activation
+            fresh = GroupActivation(own.transform, own.activation)
+            module.group_activation = shared[module.coordinates] = fresh
+        else:
+            module.group_activation = first
+            first.num_readers += 1
+
+
+def move_transform(transform: Transform, device: torch.device | str) -> Transform:
+    """Return the transform with its tensors on `device`, floating-point ones in float32 (exact for bfloat16)."""
+    moved: list[Step] = []
+    for step in transform:
+        if isinstance(step, Diagonal):
+            moved.append(Diagonal(scale_K=step.scale_K.to(device, torch.float32)))
+        elif isinstance(step, Permutation):
+            moved.append(Permutation(index_K=step.index_K.to(device)))
+        elif isinstance(step, BlockMatrix):
+            moved.append(BlockMatrix(matrix_Bij=step.matrix_Bij.to(device, torch.float32)))
+        else:
+            moved.append(step)
+    return tuple(moved)
