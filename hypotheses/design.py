@@ -1,9 +1,9 @@
 """The cheapest set of controls that tells every pair of rivals apart.
 
 A control separates two rivals when their predicted intervals for it are disjoint by more than the width of the interval
-that the measurement is expected to have. Choosing controls is then a weighted set cover: every separable pair covered, at
-minimum cost in evaluator calls. It is solved exactly, as an integer program; among optima the set whose sorted content
-hashes come first is taken, so the choice does not depend on the order in which controls were written down.
+that the measurement is expected to have. Choosing controls is then a weighted set cover: every separable pair covered,
+at minimum cost in evaluator calls. It is solved exactly, as an integer program; among optima the set whose sorted
+content hashes come first is taken, so the choice does not depend on the order in which controls were written down.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from itertools import combinations
 from typing import Any, Self
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from hypotheses.effects import Interval
 from hypotheses.predictions import Prediction
+from hypotheses.set_cover import cheapest_cover
 
 Pair = tuple[str, str]
 """Two hypothesis keys in alphabetical order."""
@@ -46,7 +46,8 @@ class Design:
     unseparated: pairs that no control at all separates.
     unaffordable: pairs that only controls beyond the budget separate.
     not_chosen: reason by control key.
-    cost_of_all: calls of running every control instead; cost_of_cover: of the cheapest set separating every separable pair.
+    cost_of_all: calls of running every control instead; cost_of_cover: of the cheapest set separating every separable
+        pair.
     widths: expected measurement width by control key; infinite where nothing can be measured.
     feasible: whether running the chosen set is useful; `reason` says why or why not.
     """
@@ -62,3 +63,198 @@ class Design:
     widths: Mapping[str, float]
     feasible: bool
     reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON; an infinite width is null."""
+        return {
+            "chosen": list(self.chosen),
+            "cost": self.cost,
+            "separated": [{"pair": list(pair), "controls": list(keys)} for pair, keys in self.separated.items()],
+            "unseparated": [list(pair) for pair in self.unseparated],
+            "unaffordable": [list(pair) for pair in self.unaffordable],
+            "not_chosen": dict(self.not_chosen),
+            "cost_of_all": self.cost_of_all,
+            "cost_of_cover": self.cost_of_cover,
+            "widths": {key: width if math.isfinite(width) else None for key, width in self.widths.items()},
+            "feasible": self.feasible,
+            "reason": self.reason,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        return cls(
+            chosen=tuple(data["chosen"]),
+            cost=data["cost"],
+            separated={_pair(*row["pair"]): tuple(row["controls"]) for row in data["separated"]},
+            unseparated=tuple(_pair(*pair) for pair in data["unseparated"]),
+            unaffordable=tuple(_pair(*pair) for pair in data["unaffordable"]),
+            not_chosen=dict(data["not_chosen"]),
+            cost_of_all=data["cost_of_all"],
+            cost_of_cover=data["cost_of_cover"],
+            widths={key: math.inf if width is None else width for key, width in data["widths"].items()},
+            feasible=data["feasible"],
+            reason=data["reason"],
+        )
+
+
+def design_controls(
+    predictions: Sequence[Prediction],
+    controls: Sequence[ControlOption],
+    *,
+    widths: Mapping[str, float],
+    budget_calls: int,
+) -> Design:
+    """Choose the controls to run.
+
+    Of all sets that separate every separable pair, the cheapest; where that is beyond the budget, of all sets within it
+    those that separate most pairs, and of these the cheapest. Ties go to the set whose sorted content hashes come
+    first.
+
+    Args:
+        predictions: one for every hypothesis and control.
+        controls: what could be run.
+        widths: expected width of the measured interval, by control key (see `effects.expected_width`); may be infinite.
+        budget_calls: evaluator calls that may be spent.
+
+    Raises:
+        ValueError: a prediction or width is missing, a key or a content hash occurs twice, or a width is negative or
+            NaN.
+    """
+    # In the order of the content hashes the first of two index sets is also the one whose sorted hashes come first.
+    options = sorted(controls, key=lambda option: option.content_hash)
+    _check_options(options, widths)
+    separates = separating_controls(predictions, widths={option.key: widths[option.key] for option in options})
+    pairs = [pair for pair, keys in separates.items() if keys]
+    covers = np.array([[option.key in separates[pair] for option in options] for pair in pairs], dtype=float)
+    costs = np.array([option.cost for option in options], dtype=float)
+    chosen_indices, cost_of_cover = cheapest_cover(costs, covers.reshape(len(pairs), len(options)), budget_calls)
+    chosen = tuple(sorted(options[index].key for index in chosen_indices))
+    cost = sum(options[index].cost for index in chosen_indices)
+    separated = {pair: tuple(key for key in separates[pair] if key in chosen) for pair in pairs}
+    separated = {pair: keys for pair, keys in separated.items() if keys}
+    unaffordable = tuple(pair for pair in pairs if pair not in separated)
+    return Design(
+        chosen=chosen,
+        cost=cost,
+        separated=separated,
+        unseparated=tuple(pair for pair, keys in separates.items() if not keys),
+        unaffordable=unaffordable,
+        not_chosen={
+            option.key: _why_not(option, chosen, separates, unaffordable, budget_calls - cost)
+            for option in sorted(options, key=lambda option: option.key)
+            if option.key not in chosen
+        },
+        cost_of_all=sum(option.cost for option in options),
+        cost_of_cover=cost_of_cover,
+        widths={option.key: float(widths[option.key]) for option in sorted(options, key=lambda option: option.key)},
+        feasible=bool(chosen),
+        reason=_reason(len(separates), len(pairs), len(separated), cost, cost_of_cover, budget_calls),
+    )
+
+
+def separating_controls(
+    predictions: Sequence[Prediction], *, widths: Mapping[str, float]
+) -> dict[Pair, tuple[str, ...]]:
+    """Return, for every pair of rivals, the controls whose two predictions are disjoint by more than the width.
+
+    Raises:
+        ValueError: some hypothesis has no prediction, or two, for a control in `widths`.
+    """
+    intervals: dict[tuple[str, str], Interval] = {}
+    for prediction in predictions:
+        place = (prediction.hypothesis, prediction.control)
+        if place in intervals:
+            raise ValueError(f"two predictions of {prediction.hypothesis!r} for {prediction.control!r}")
+        intervals[place] = prediction.interval
+    hypotheses = sorted({prediction.hypothesis for prediction in predictions})
+    for hypothesis in hypotheses:
+        for control in widths:
+            if (hypothesis, control) not in intervals:
+                raise ValueError(f"no prediction of {hypothesis!r} for {control!r}")
+    return {
+        (a, b): tuple(key for key in sorted(widths) if intervals[a, key].is_disjoint(intervals[b, key], widths[key]))
+        for a, b in combinations(hypotheses, 2)
+    }
+
+
+def control_problems(
+    controls: Sequence[ControlOption], *, parent_hash: str, child_hash: str, earlier: Mapping[str, str] | None = None
+) -> list[str]:
+    """Return which controls are no experiment: they equal the parent, the child, each other or an earlier program.
+
+    Args:
+        controls: the candidate controls.
+        parent_hash: content hash of the observation's parent, in the same terms as the controls'.
+        child_hash: content hash of the child.
+        earlier: key by content hash of the programs whose result is known already; such a result is shown, never
+            evidence.
+    """
+    problems = []
+    seen: dict[str, str] = {}
+    for option in controls:
+        if option.content_hash == parent_hash:
+            problems.append(
+                f"control {option.key!r} equals the observation's parent; its retained effect is 0 by definition"
+            )
+        elif option.content_hash == child_hash:
+            problems.append(f"control {option.key!r} equals the child; its retained effect is 1 by definition")
+        elif option.content_hash in seen:
+            problems.append(f"controls {seen[option.content_hash]!r} and {option.key!r} are the same program")
+        elif earlier and option.content_hash in earlier:
+            problems.append(
+                f"control {option.key!r} equals {earlier[option.content_hash]!r}, whose result is known; "
+                "a prediction made afterwards is no prediction"
+            )
+        seen.setdefault(option.content_hash, option.key)
+    return problems
+
+
+def _check_options(options: Sequence[ControlOption], widths: Mapping[str, float]) -> None:
+    if len({option.key for option in options}) < len(options):
+        raise ValueError("a control key occurs twice")
+    for before, after in zip(options, options[1:], strict=False):
+        if before.content_hash == after.content_hash:
+            raise ValueError(f"controls {before.key!r} and {after.key!r} are the same program")
+    for option in options:
+        if option.key not in widths:
+            raise ValueError(f"no expected width for control {option.key!r}")
+        if not widths[option.key] >= 0:
+            raise ValueError(f"expected width of control {option.key!r} is {widths[option.key]}; it is at least 0")
+
+
+def _why_not(
+    option: ControlOption,
+    chosen: tuple[str, ...],
+    separates: Mapping[Pair, tuple[str, ...]],
+    unaffordable: tuple[Pair, ...],
+    calls_left: int,
+) -> str:
+    mine = [pair for pair, keys in separates.items() if option.key in keys]
+    if not mine:
+        return "separates no pair of rivals by more than the expected measurement width"
+    missing = [pair for pair in mine if pair in unaffordable]
+    if missing:
+        return f"would separate {_show(missing)} but costs {option.cost} calls; {calls_left} are left"
+    by = sorted({key for pair in mine for key in separates[pair] if key in chosen})
+    return f"costs {option.cost} calls, and {_show(mine)} is separated already by {', '.join(by)}"
+
+
+def _reason(num_all: int, num_separable: int, num_separated: int, cost: int, cost_of_cover: int, budget: int) -> str:
+    if num_separable == 0:
+        return f"no control separates any of the {num_all} pairs of rivals by more than its expected measurement width"
+    if num_separated == 0:
+        return f"no control that separates a pair costs at most {budget} calls, which is what is left"
+    if num_separated < num_separable:
+        return (
+            f"separating all {num_separable} separable pairs costs {cost_of_cover} calls and {budget} are left; "
+            f"{cost} calls separate {num_separated} of them"
+        )
+    return f"{cost} calls separate {num_separated} of {num_all} pairs, the least that separates every separable pair"
+
+
+def _show(pairs: Sequence[Pair]) -> str:
+    return ", ".join(f"{a}/{b}" for a, b in pairs)
+
+
+def _pair(a: str, b: str) -> Pair:
+    return (a, b) if a <= b else (b, a)

@@ -1,11 +1,13 @@
 """Effects on the loss, their noise, and the ratio of two of them.
 
 An effect is NLL(parent) - NLL(program) in nats per token, so a gain is positive. It is measured on paired chunks; its
-variance has two parts: the chunks drawn, and the program's own luck with its calibration text. A control is judged by the
+variance has two parts: the chunks drawn, and the program's own luck with its calibration text. A control is judged by
+    the
 share of the child's effect that it retains, ``r = effect(control) / effect(child)``, with Fieller's confidence set.
 
 Student's t is used throughout. The degrees of freedom of one effect are Welch and Satterthwaite's for its two variance
-parts: chunks - 1, and draws - 1 where the number of calibration draws behind the program variance is known. A ratio takes
+parts: chunks - 1, and draws - 1 where the number of calibration draws behind the program variance is known. A ratio
+    takes
 the smaller of its two effects' degrees of freedom, never more than Welch and Satterthwaite's for any ratio, so its sets
 err on the wide side.
 """
@@ -19,49 +21,22 @@ from typing import Any, Self
 
 from scipy.stats import t as student_t
 
+from hypotheses.interval import Interval
 
-@dataclass(frozen=True, kw_only=True, order=True)
-class Interval:
-    """A closed interval of finite numbers; ValueError when reversed or not finite."""
-
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.low) and math.isfinite(self.high)):
-            raise ValueError(f"interval [{self.low}, {self.high}] is not finite")
-        if self.low > self.high:
-            raise ValueError(f"interval [{self.low}, {self.high}] is reversed; the low end comes first")
-
-    @property
-    def width(self) -> float:
-        return self.high - self.low
-
-    def contains(self, other: float | Interval) -> bool:
-        """Whether a number or a whole interval lies inside, ends included."""
-        if isinstance(other, Interval):
-            return self.low <= other.low and other.high <= self.high
-        return self.low <= other <= self.high
-
-    def gap(self, other: Interval) -> float:
-        """Return the distance between the two nearest ends; 0 or less when they overlap."""
-        return max(self.low - other.high, other.low - self.high)
-
-    def overlaps(self, other: Interval) -> bool:
-        return self.gap(other) <= 0
-
-    def is_disjoint(self, other: Interval, margin: float = 0.0) -> bool:
-        """Whether the gap between the two is more than `margin`."""
-        return self.gap(other) > margin
-
-    def widened(self, by: float) -> Interval:
-        """Return the interval with `by` >= 0 added at both ends."""
-        if by < 0:
-            raise ValueError(f"an interval is widened by 0 or more, not by {by:g}")
-        return Interval(low=self.low - by, high=self.high + by)
-
-    def __str__(self) -> str:
-        return f"[{self.low:.3f}, {self.high:.3f}]"
+__all__ = [
+    "Interval",
+    "PairedEffect",
+    "RetainedEffect",
+    "expected_width",
+    "family_level",
+    "holm",
+    "noise_floor",
+    "paired_effect",
+    "program_variance",
+    "retained_effect",
+    "retained_p_value",
+    "tail_probability",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +59,9 @@ class PairedEffect:
     def __post_init__(self) -> None:
         numbers = (self.mean, self.standard_error, self.chunk_variance, self.program_variance)
         if not all(math.isfinite(number) for number in numbers):
-            raise ValueError(f"a paired effect must be finite, got mean {self.mean}, standard error {self.standard_error}")
+            raise ValueError(
+                f"a paired effect must be finite, got mean {self.mean}, standard error {self.standard_error}"
+            )
         if min(numbers[1:]) < 0:
             raise ValueError("standard error and variances of a paired effect must not be negative")
         if self.num_chunks < 2:
@@ -144,8 +121,8 @@ def paired_effect(
     Args:
         parent_nll: (n,) nats per token, n >= 2.
         child_nll: (n,) the same chunks.
-        program_variance: variance of the effect's mean over calibration draws. Where parent and child were calibrated on
-            different draws, both add theirs.
+        program_variance: variance of the effect's mean over calibration draws. Where parent and child were calibrated
+            on different draws, both add theirs.
         program_draws: number of draws it was estimated from; None treats it as exact.
 
     Raises:
@@ -178,8 +155,8 @@ def retained_effect(
 ) -> RetainedEffect:
     """Return the retained effect with Fieller's confidence set.
 
-    The set is ``{r : (c - r b)^2 <= q^2 (s_c^2 - 2 r s_cb + r^2 s_b^2)}`` with c, b the effects of control and child, s their
-    standard errors and q Student's quantile. It is bounded exactly when ``|b| > q s_b``.
+    The set is ``{r : (c - r b)^2 <= q^2 (s_c^2 - 2 r s_cb + r^2 s_b^2)}`` with c, b the effects of control and child,
+    s their standard errors and q Student's quantile. It is bounded exactly when ``|b| > q s_b``.
 
     Args:
         control: effect of the control on the observation's parent.
@@ -198,15 +175,16 @@ def retained_p_value(
     """Return the p-value at which Fieller's set, bounded, becomes disjoint from the predicted interval.
 
     ``t(r) = (c - r b) / sqrt(s_c^2 - 2 r s_cb + r^2 s_b^2)`` has, in r, one zero and one extremum of ``|t|``: over an
-    interval that misses the zero, ``|t|`` is smallest at an end. An unbounded set refutes nothing, so the p-value is never
-    below that of the child's own effect, ``|b| / s_b``. The value is 1 when the estimate lies inside, and falls as the
-    prediction moves away from it. ``p <= alpha`` exactly when the set at level 1 - alpha is bounded and disjoint.
+    interval that misses the zero, ``|t|`` is smallest at an end. An unbounded set refutes nothing, so the p-value is
+    never below that of the child's own effect, ``|b| / s_b``. The value is 1 when the estimate lies inside, and falls
+    as the prediction moves away from it. ``p <= alpha`` exactly when the set at level 1 - alpha is bounded and
+    disjoint.
     """
     if child.mean == 0 or predicted.contains(control.mean / child.mean):
         return 1.0
     degrees = _ratio_degrees(control, child)
     ends = (_abs_t(control, child, predicted.low, covariance), _abs_t(control, child, predicted.high, covariance))
-    return _tail(min(*ends, abs(child.z)), degrees)
+    return tail_probability(min(*ends, abs(child.z)), degrees)
 
 
 def holm(p_values: Sequence[float], alpha: float) -> list[bool]:
@@ -229,7 +207,7 @@ def holm(p_values: Sequence[float], alpha: float) -> list[bool]:
 
 
 def noise_floor(chunk_variance_of_mean: float, program_variance: float) -> float:
-    """Return one standard error of an effect, nats per token: ``sqrt(chunk variance of the mean + program variance)``."""
+    """Return one standard error of an effect, nats per token: the square root of the sum of its two variances."""
     if not (chunk_variance_of_mean >= 0 and program_variance >= 0):
         raise ValueError(f"variances must not be negative, got {chunk_variance_of_mean} and {program_variance}")
     return math.sqrt(chunk_variance_of_mean + program_variance)
@@ -251,13 +229,11 @@ def program_variance(draw_means: Sequence[float]) -> float:
     return _mean_and_variance(draw_means)[1]
 
 
-def expected_width(
-    child: PairedEffect, control_standard_error: float, *, level: float, at: float = 1.0
-) -> float:
+def expected_width(child: PairedEffect, control_standard_error: float, *, level: float, at: float = 1.0) -> float:
     """Return the width of the interval to expect for a control that retains the share `at` of the child's effect.
 
-    The width grows with ``|r|``, so the default is the widest a control between parent and child can have. Infinite when
-    the child's effect is too small for a bounded set at this level.
+    The width grows with ``|r|``, so the default is the widest a control between parent and child can have. Infinite
+    when the child's effect is too small for a bounded set at this level.
 
     Args:
         child: the confirmed effect.
@@ -281,15 +257,18 @@ def expected_width(
 
 
 def family_level(num_hypotheses: int, num_controls: int, *, alpha: float) -> float:
-    """Return the level of single intervals that together err at most `alpha`: ``1 - alpha / (hypotheses x controls)``."""
+    """Return the level of single intervals that together err at most `alpha`: ``1 - alpha / (their number)``."""
     if num_hypotheses < 1 or num_controls < 1:
         raise ValueError(f"a family needs at least one test, got {num_hypotheses} x {num_controls}")
     return 1 - alpha / (num_hypotheses * num_controls)
 
 
-def _fieller(
-    control: PairedEffect, child: PairedEffect, q: float, level: float, covariance: float
-) -> RetainedEffect:
+def tail_probability(statistic: float, degrees: float) -> float:
+    """Return the two-sided p-value of ``|t| = statistic`` by Student's distribution (infinite degrees: normal)."""
+    return min(1.0, 2 * float(student_t.sf(statistic, degrees)))
+
+
+def _fieller(control: PairedEffect, child: PairedEffect, q: float, level: float, covariance: float) -> RetainedEffect:
     b, c = child.mean, control.mean
     if b == 0:
         return RetainedEffect(estimate=None, interval=None, level=level)
@@ -321,10 +300,6 @@ def _ratio_degrees(control: PairedEffect, child: PairedEffect) -> float:
 
 def _quantile(level: float, degrees: float) -> float:
     return float(student_t.isf((1 - level) / 2, degrees))
-
-
-def _tail(statistic: float, degrees: float) -> float:
-    return min(1.0, 2 * float(student_t.sf(statistic, degrees)))
 
 
 def _check_level(level: float) -> None:

@@ -1,9 +1,9 @@
 """Rival hypotheses, the controls that could tell them apart, and what each rival predicts: what a proposer writes down.
 
-A hypothesis claims one *cause* for what one *mechanism* did to the loss. A control changes the program so that the causes
-part ways. A prediction is the interval in which a hypothesis expects the control's retained effect: 0 means that the
-control is as bad as the observation's parent, 1 that it is as good as the child. Everything here comes from text, so an
-explanation that could not be decided, or could not be wrong, is refused, with all its problems at once.
+A hypothesis claims one *cause* for what one *mechanism* did to the loss. A control changes the program so that the
+causes part ways. A prediction is the interval in which a hypothesis expects the control's retained effect: 0 means
+that the control is as bad as the observation's parent, 1 that it is as good as the child. Everything here comes from
+text, so an explanation that could not be decided, or could not be wrong, is refused, with all its problems at once.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class _Model(BaseModel):
 class Hypothesis(_Model):
     """One claimed cause of an observation.
 
-    cause: short name of the claimed cause (``capacity``, ``selection``, ``outlier_spreading``); with `mechanism` it is the
-        claim that a verdict supports or refutes.
+    cause: short name of the claimed cause (``capacity``, ``selection``, ``outlier_spreading``); with `mechanism` it is
+        the claim that a verdict supports or refutes.
     predecessor: key of an earlier hypothesis that this one revises; predictions themselves never change.
     """
 
@@ -75,11 +75,11 @@ class Hypothesis(_Model):
 class Control(_Model):
     """A program evaluated to tell rivals apart. Its effect, like the child's, is always measured against the parent.
 
-    kind: knockout (the child without `removes`), knockin (the parent with `keeps` alone), substitute (`removes` replaced by
-        something else at equal effective bits).
+    kind: knockout (the child without `removes`), knockin (the parent with `keeps` alone), substitute (`removes`
+        replaced by something else at equal effective bits).
     against: the program whose source the control starts from.
-    edits: text of the edits that make it, or the name under which the reply gives them; None when replacing the functions
-        in `removes` by their declared neutrals is the whole change.
+    edits: text of the edits that make it, or the name under which the reply gives them; None when replacing the
+        functions in `removes` by their declared neutrals is the whole change.
     cost: evaluator calls.
     """
 
@@ -102,11 +102,15 @@ class Control(_Model):
         if self.kind == "substitute" and not self.removes:
             found.append(f"control {self.key!r} is a substitute but replaces no mechanism; name one in `removes`")
         if self.kind == "substitute" and self.edits is None:
-            found.append(f"control {self.key!r} is a substitute without edits; give the edits that put something else there")
+            found.append(
+                f"control {self.key!r} is a substitute without edits; give the edits that put something else there"
+            )
         if self.kind == "knockout" and self.against == "parent":
             found.append(f"control {self.key!r} is a knockout against the parent; a knockout starts from the child")
         if self.against == "parent" and self.edits is None:
-            found.append(f"control {self.key!r} starts from the parent without edits, so it is the parent; give its edits")
+            found.append(
+                f"control {self.key!r} starts from the parent without edits, so it is the parent; give its edits"
+            )
         both = sorted(set(self.removes) & set(self.keeps))
         if both:
             found.append(f"control {self.key!r} both removes and keeps {', '.join(map(repr, both))}")
@@ -114,9 +118,9 @@ class Control(_Model):
 
 
 class Prediction(_Model):
-    """The interval [low, high] in which `hypothesis` expects the retained effect of `control`; immutable once registered.
+    """The interval [low, high] in which `hypothesis` expects the retained effect of `control`.
 
-    Bounds are checked by `Explanation`, so that all problems of an explanation are told together.
+    Immutable once registered. Bounds are checked by `Explanation`, so that all its problems are told together.
     """
 
     hypothesis: str
@@ -220,7 +224,9 @@ def _count_problems(hypotheses: tuple[Hypothesis, ...], controls: tuple[Control,
     problems += [f"hypothesis key {key!r} is used {n} times" for key, n in _repeated(h.key for h in hypotheses)]
     problems += [f"control key {key!r} is used {n} times" for key, n in _repeated(c.key for c in controls)]
     for (mechanism, cause), n in _repeated(h.claim for h in hypotheses):
-        problems.append(f"{n} hypotheses claim the same cause {cause!r} for {mechanism!r}; rivals claim different causes")
+        problems.append(
+            f"{n} hypotheses claim the same cause {cause!r} for {mechanism!r}; rivals claim different causes"
+        )
     return problems
 
 
@@ -232,7 +238,9 @@ def _completeness_problems(
     control_keys = list(dict.fromkeys(c.key for c in controls))
     for prediction in predictions:
         if prediction.hypothesis not in hypothesis_keys:
-            problems.append(f"prediction for unknown hypothesis {prediction.hypothesis!r}; known: {_known(hypothesis_keys)}")
+            problems.append(
+                f"prediction for unknown hypothesis {prediction.hypothesis!r}; known: {_known(hypothesis_keys)}"
+            )
         if prediction.control not in control_keys:
             problems.append(f"prediction for unknown control {prediction.control!r}; known: {_known(control_keys)}")
     given = Counter((p.hypothesis, p.control) for p in predictions)
@@ -258,7 +266,9 @@ def _rival_problems(
             problems.append(f"rivals {a!r} and {b!r} predict the same for every control; nothing could tell them apart")
         any_separated |= any(interval[a, key].is_disjoint(interval[b, key]) for key in keys)
     if not any_separated:
-        problems.append("no control separates any pair of rivals; at least one must have two predictions that do not overlap")
+        problems.append(
+            "no control separates any pair of rivals; at least one must have two predictions that do not overlap"
+        )
     return problems
 
 

@@ -61,7 +61,7 @@ class Place(_Model):
 
     def _all_roles(self) -> set[str]:
         every = {role for roles in ROLES_OF_GROUP.values() for role in roles}
-        named = set(self.roles) if self.roles else every
+        named: set[str] = set(self.roles) or every
         grouped = {role for group in self.groups for role in ROLES_OF_GROUP[group]} if self.groups else every
         return named & grouped
 
@@ -114,8 +114,10 @@ class EventPattern(_Model):
 class CallProbe(_Model):
     """A Session or install event happened: where, how often, with what.
 
-    at_least: number of matching events. Of several installs of one layer only the last counts: the others were replaced.
-    share: share of the layers at the event's place that need a matching event of their own or of their group; 0 asks none.
+    at_least: number of matching events. Of several installs of one layer only the last counts: the others were
+        replaced.
+    share: share of the layers at the event's place that need a matching event of their own or of their group; 0 asks
+        none.
     mechanism: when named, the tensors installed at the place must also change when it is knocked out, so that a
         measurement whose result is thrown away does not count.
     """
@@ -153,8 +155,8 @@ class ArtifactProbe(_Model):
     """A property of what was installed, decoded by trusted code.
 
     ``transform_kind == hadamard`` holds for a layer when some step is of that kind (``hadamard`` matches every size,
-    ``hadamard:32`` one); ``!=`` when none is. ``distinct_digests`` counts different installs over the whole place; all other
-    properties are compared layer by layer, and `share` of the layers must satisfy them.
+    ``hadamard:32`` one); ``!=`` when none is. ``distinct_digests`` counts different installs over the whole place; all
+    other properties are compared layer by layer, and `share` of the layers must satisfy them.
     """
 
     kind: Literal["artifact"] = "artifact"
@@ -217,7 +219,6 @@ class AbsentProbe(_Model):
 Probe = Annotated[
     CallProbe | OrderProbe | ArtifactProbe | KnockoutProbe | LineProbe | AbsentProbe, Field(discriminator="kind")
 ]
-
 
 
 def split_name(name: str) -> tuple[int | None, str]:

@@ -1,9 +1,9 @@
 """Probes: machine checks that a change really executes, from evidence that trusted code saw.
 
-Evidence is the evaluator's log of `Session` calls and what it decoded from the artifact (`evaluators.results.Evidence` as
-JSON). Program text and in-process traces prove nothing, because the program controls both: a name in the source is used
-only to say that something is *not* there, and line hits are advisory. What a call returned may be thrown away, so a
-measurement counts only where knocking its mechanism out changes the installed tensors.
+Evidence is the evaluator's log of `Session` calls and what it decoded from the artifact (`evaluators.results.Evidence`
+as JSON). Program text and in-process traces prove nothing, because the program controls both: a name in the source is
+used only to say that something is *not* there, and line hits are advisory. What a call returned may be thrown away, so
+a measurement counts only where knocking its mechanism out changes the installed tensors.
 
 A probe answers `executed`, `not_executed` or `undetermined`; it never says anything about a hypothesis.
 """
@@ -13,8 +13,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from hypotheses.probe_kinds import (
@@ -33,6 +31,7 @@ from hypotheses.probe_kinds import (
     has_step,
     split_name,
 )
+from hypotheses.probe_results import ProbeEvidence, ProbeResult, ProbeStatus
 
 __all__ = [
     "EVERYWHERE",
@@ -56,58 +55,14 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProbeEvidence:
-    """What is known of one run of one program.
-
-    events, layers: as `evaluators.results.Evidence` describes them; no layers means that no artifact came out of the run.
-    mechanisms: what the program declares in ``MECHANISMS``.
-    source_names: names of the functions defined in its source.
-    fingerprints: AST hash of each function after renaming of identifiers, by name.
-    line_hits: traced lines by function, from the program's own process.
-    """
-
-    events: tuple[Mapping[str, Any], ...] = ()
-    layers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    mechanisms: tuple[str, ...] = ()
-    source_names: frozenset[str] = frozenset()
-    fingerprints: Mapping[str, str] = field(default_factory=dict)
-    line_hits: Mapping[str, int] = field(default_factory=dict)
-
-
-class ProbeStatus(StrEnum):
-    """Whether the change took place, as far as trusted code can tell."""
-
-    EXECUTED = "executed"
-    NOT_EXECUTED = "not_executed"
-    UNDETERMINED = "undetermined"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeResult:
-    """Answer of one probe; an advisory one is shown and never decides."""
-
-    status: ProbeStatus
-    detail: str
-    advisory: bool = False
-
-    @property
-    def is_decisive(self) -> bool:
-        """Whether it proves execution."""
-        return self.status is ProbeStatus.EXECUTED and not self.advisory
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 def check_probe(probe: Probe, evidence: ProbeEvidence, *, knocked_out: ProbeEvidence | None = None) -> ProbeResult:
     """Answer one probe from the evidence of a run.
 
     Args:
         probe: what to check.
         evidence: the run of the program.
-        knocked_out: the run of the same program, same seed and draw, with the probe's mechanism replaced by its neutral;
-            None when there was none or it did not finish, which leaves the question open.
+        knocked_out: the run of the same program, same seed and draw, with the probe's mechanism replaced by its
+            neutral; None when there was none or it did not finish, which leaves the question open.
     """
     if isinstance(probe, LineProbe):
         return _check_line(probe, evidence)
@@ -151,7 +106,9 @@ def probe_problems(probe: Probe, *, mechanisms: Sequence[str], source_names: fro
         source_names: functions defined in the program.
     """
     if isinstance(probe, LineProbe):
-        return [] if probe.function in source_names else [f"probe names function {probe.function!r}, which is not there"]
+        return (
+            [] if probe.function in source_names else [f"probe names function {probe.function!r}, which is not there"]
+        )
     name = probe_mechanism(probe)
     if name is None or isinstance(probe, AbsentProbe) or name in mechanisms:
         return []
@@ -284,7 +241,7 @@ def _compare_digests(
 
 
 def _matching(pattern: EventPattern, evidence: ProbeEvidence) -> list[Mapping[str, Any]]:
-    """Return the events of this kind; of several installs of one layer only the last, which alone is in the artifact."""
+    """Return the events of this kind; of several installs of one layer only the last, which the artifact has."""
     events = evidence.events
     if pattern.op == "install":
         last = {str(event.get("layer")): event for event in events if event.get("op") == "install"}

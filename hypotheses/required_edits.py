@@ -1,94 +1,312 @@
-"""Required edits: what later programs must do, or must not claim, because of a verdict.
+"""Required edits: which ones follow from a verdict, and which claims a verdict bars.
 
-What a verdict refutes is a claim, the pair (mechanism, cause), not code: inherited code stays legal. An edit is worded by
-the proposer; code checks that it follows from its verdict and has a probe that can show that it executes. It is open until
-a paid run discharges it, until three paid attempts were in vain, until it turns out to cost quality, or until a newer
-verdict supersedes it: so it can always be closed, and it never holds a lineage for ever.
+What a verdict refutes is a claim, the pair (mechanism, cause), not code: inherited code stays legal, and nothing here
+ever looks at what a program inherits. An edit is worded by the proposer; code checks that it follows from its verdict
+and has a probe that can show that it executes. How an edit lives and ends is in `hypotheses.edit_states`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from hypotheses.edit_states import (
+    MAX_PAID_ATTEMPTS,
+    EditKind,
+    EditRecord,
+    EditState,
+    EditStateError,
+    RequiredEdit,
+    attempt,
+    close_costly,
+    contradict,
+    discharge,
+    expire,
+    supersede,
+)
+from hypotheses.predictions import Explanation
+from hypotheses.probe_kinds import (
+    EVERYWHERE,
+    MEASUREMENTS,
+    AbsentProbe,
+    CallProbe,
+    KnockoutProbe,
+    LineProbe,
+    OrderProbe,
+    Place,
+    Probe,
+)
+from hypotheses.probes import ProbeEvidence, check_probe, probe_mechanism, probe_problems
+from hypotheses.verdict_records import Verdict, VerdictStatus
 
-from hypotheses.errors import HypothesesError
-from hypotheses.predictions import MechanismName, Slug
-from hypotheses.probe_kinds import EVERYWHERE, Place, Probe
+__all__ = [
+    "MAX_PAID_ATTEMPTS",
+    "BarredClaim",
+    "EditKind",
+    "EditRecord",
+    "EditState",
+    "EditStateError",
+    "RequiredEdit",
+    "attempt",
+    "barred_claims",
+    "check_required_edit",
+    "claim_is_barred",
+    "close_costly",
+    "contradict",
+    "default_edits",
+    "discharge",
+    "expire",
+    "supersede",
+]
 
-EditKind = Literal["remove", "replace", "extend", "refine", "retest"]
-MAX_PAID_ATTEMPTS = 3
+ENTRY_POINT = "quantize"
+"""Function that every program is entered by; no mechanism."""
 
-
-class EditStateError(HypothesesError):
-    """A transition that the state of a required edit does not allow."""
-
-
-class RequiredEdit(BaseModel):
-    """One demand on later programs.
-
-    kind: remove (take the mechanism out), replace (put something in its stead), extend (carry a supported mechanism to more
-        places), refine (improve it where it is), retest (bring a sharper control for the claim).
-    cause: of the claim that the verdict was about.
-    blocking: programs of the lineage must address it; at most one per lineage.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    kind: EditKind
-    mechanism: MechanismName
-    cause: Slug
-    place: Place = EVERYWHERE
-    wording: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
-    probe: Probe
-    blocking: bool = True
-
-
-class EditState(StrEnum):
-    """Where a required edit stands. Only `OPEN` can change."""
-
-    OPEN = "open"
-    DISCHARGED = "discharged"
-    EXPIRED = "expired"
-    COSTLY = "costly"
-    SUPERSEDED = "superseded"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EditRecord:
-    """A required edit with its history.
-
-    key: identity in the ledger. lineage: name of the line of programs that it binds.
-    order: position of its verdict among all verdicts; the larger is the newer.
-    note: why it stands where it stands.
-    """
-
-    key: str
-    edit: RequiredEdit
-    lineage: str
-    order: int
-    state: EditState = EditState.OPEN
-    paid_attempts: int = 0
-    note: str = ""
-
-    @property
-    def is_open(self) -> bool:
-        return self.state is EditState.OPEN
-
-    @property
-    def blocks(self) -> bool:
-        """Whether programs of its lineage must address it now."""
-        return self.is_open and self.edit.blocking
+_KINDS: dict[VerdictStatus, tuple[EditKind, ...]] = {
+    VerdictStatus.REFUTED: ("remove", "replace", "retest"),
+    VerdictStatus.SUPPORTED: ("extend", "refine"),
+    VerdictStatus.INCONCLUSIVE: ("retest",),
+    VerdictStatus.NOT_EXECUTED: ("retest",),
+    VerdictStatus.INVALID: ("retest",),
+}
+_PROBES: dict[EditKind, tuple[str, ...]] = {
+    "remove": ("absent", "knockout"),
+    "replace": ("absent", "artifact", "call", "order", "knockout"),
+    "extend": ("knockout", "artifact", "call"),
+    "refine": ("knockout", "artifact", "call", "order"),
+    "retest": ("knockout", "artifact", "call", "order"),
+}
+_TYPICAL_SHARE = 0.5
+"""Share of layers that the probes of default edits want changed: gated mechanisms rightly leave some alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BarredClaim:
-    """A refuted claim: the mechanism by name and, where known, by fingerprint and by what it installs on a smoke run."""
+    """A refuted claim: the mechanism by name and, where known, by fingerprint and by what it installs when smoke-run."""
 
     mechanism: str
     cause: str
     fingerprint: str | None = None
     artifact: str | None = None
+
+
+def check_required_edit(
+    edit: RequiredEdit,
+    verdict: Verdict,
+    *,
+    mechanisms: Sequence[str] | None = None,
+    incumbent: ProbeEvidence | None = None,
+    incumbent_knocked_out: ProbeEvidence | None = None,
+) -> list[str]:
+    """Return what is wrong with a required edit: it does not follow from its verdict, or nothing could show it done.
+
+    Args:
+        edit: as worded by the proposer.
+        verdict: the verdict it is to follow from.
+        mechanisms: what the incumbent declares; None skips the checks that need it.
+        incumbent: evidence of the incumbent's own run: a probe that holds there already could never show a change.
+        incumbent_knocked_out: the incumbent without the probe's mechanism, where there is such a run.
+    """
+    problems = _claim_problems(edit, verdict) + _probe_fit_problems(edit)
+    if mechanisms is not None:
+        problems += _incumbent_problems(edit, mechanisms)
+    # A refinement keeps what is there and makes it better, so its probe may hold before and after.
+    if not problems and incumbent is not None and edit.kind not in ("refine", "retest"):
+        result = check_probe(edit.probe, incumbent, knocked_out=incumbent_knocked_out)
+        if result.is_decisive:
+            problems.append(
+                f"its probe holds for the incumbent already ({result.detail}), "
+                "so it could not show that the edit was made"
+            )
+    return problems
+
+
+def default_edits(
+    verdicts: Iterable[Verdict], explanation: Explanation, *, worst: Place = EVERYWHERE
+) -> list[RequiredEdit]:
+    """Return the edits that the verdicts on one observation call for when nobody words better ones.
+
+    Supported: extend the mechanism to where errors are worst; this one is blocking. Refuted while a rival with another
+    mechanism is supported: remove the mechanism, which the verdict made superfluous. Refuted otherwise: retest, since
+    the cause is open. There is nothing to do about a refuted cause of the mechanism that is carried on: its bar
+    suffices.
+
+    Args:
+        verdicts: on one observation.
+        explanation: the one they judge.
+        worst: where the error map of the incumbent is worst.
+    """
+    ordered = sorted(verdicts, key=lambda verdict: verdict.hypothesis)
+    supported = [verdict for verdict in ordered if verdict.status is VerdictStatus.SUPPORTED]
+    edits = [_extend(verdict, worst) for verdict in supported]
+    carried = {verdict.mechanism for verdict in supported}
+    removed: set[str] = set()
+    for verdict in ordered:
+        if verdict.status is not VerdictStatus.REFUTED or verdict.mechanism in carried | removed:
+            continue
+        statement = explanation.hypothesis(verdict.hypothesis).statement
+        if carried:
+            edits.append(_remove(verdict, statement))
+            removed.add(verdict.mechanism)
+        else:
+            edits.append(_retest(verdict, statement))
+    return edits
+
+
+def barred_claims(
+    verdicts: Iterable[Verdict],
+    *,
+    fingerprints: Mapping[str, str] | None = None,
+    artifacts: Mapping[str, str] | None = None,
+) -> frozenset[BarredClaim]:
+    """Return the claims that stand refuted; a later verdict that supports a claim lifts its bar.
+
+    Args:
+        verdicts: of the whole campaign, oldest first.
+        fingerprints: AST hash of each mechanism after renaming of identifiers, by name, as it was when refuted.
+        artifacts: hash of what each mechanism's program installed on the smoke run, by mechanism.
+    """
+    barred: dict[tuple[str, str], BarredClaim] = {}
+    for verdict in verdicts:
+        key = (verdict.mechanism, _same_cause(verdict.cause))
+        if verdict.status is VerdictStatus.SUPPORTED:
+            barred.pop(key, None)
+        elif verdict.status is VerdictStatus.REFUTED:
+            barred[key] = BarredClaim(
+                mechanism=verdict.mechanism,
+                cause=verdict.cause,
+                fingerprint=(fingerprints or {}).get(verdict.mechanism),
+                artifact=(artifacts or {}).get(verdict.mechanism),
+            )
+    return frozenset(barred.values())
+
+
+def claim_is_barred(
+    mechanism: str,
+    fingerprint: str | None,
+    cause: str,
+    barred: Iterable[BarredClaim],
+    *,
+    artifact: str | None = None,
+) -> BarredClaim | None:
+    """Return the refuted claim that this one repeats, or None.
+
+    The cause must be the same; the mechanism is the same by name, by fingerprint (the same code under another name), or
+    by what it installs on the smoke run.
+    """
+    for claim in sorted(barred, key=lambda claim: (claim.mechanism, claim.cause)):
+        if _same_cause(claim.cause) != _same_cause(cause):
+            continue
+        same_code = fingerprint is not None and claim.fingerprint == fingerprint
+        same_artifact = artifact is not None and claim.artifact == artifact
+        if claim.mechanism == mechanism or same_code or same_artifact:
+            return claim
+    return None
+
+
+def _claim_problems(edit: RequiredEdit, verdict: Verdict) -> list[str]:
+    problems = []
+    if (edit.mechanism, _same_cause(edit.cause)) != (verdict.mechanism, _same_cause(verdict.cause)):
+        problems.append(
+            f"the edit is about ({edit.mechanism}, {edit.cause}), "
+            f"its verdict about ({verdict.mechanism}, {verdict.cause})"
+        )
+    allowed = _KINDS[verdict.status]
+    if edit.kind not in allowed:
+        problems.append(
+            f"a claim that is {verdict.status.value} does not call for {edit.kind!r}; "
+            f"it calls for {' or '.join(allowed)}"
+        )
+    if edit.blocking and verdict.status not in (VerdictStatus.REFUTED, VerdictStatus.SUPPORTED):
+        problems.append(f"a verdict of {verdict.status.value!r} decides nothing, so its edit cannot be blocking")
+    return problems
+
+
+def _probe_fit_problems(edit: RequiredEdit) -> list[str]:
+    probe, problems = edit.probe, []
+    if probe.kind not in _PROBES[edit.kind]:
+        why = " (line hits are advisory)" if isinstance(probe, LineProbe) else ""
+        problems.append(
+            f"a probe of kind {probe.kind!r} cannot show that {edit.kind!r} was done{why}; "
+            f"use {' or '.join(_PROBES[edit.kind])}"
+        )
+    name = probe_mechanism(probe)
+    if isinstance(probe, KnockoutProbe):
+        wanted = "unchanged" if edit.kind == "remove" else "changed"
+        if probe.expect != wanted:
+            problems.append(f"a knockout probe of {edit.kind!r} expects {wanted!r}, not {probe.expect!r}")
+        if edit.kind == "replace" and name == edit.mechanism:
+            problems.append(f"knocking out {name!r} cannot show that it was replaced; name what replaces it")
+    # What replaces a mechanism goes by another name.
+    if name is not None and name != edit.mechanism and edit.kind != "replace":
+        problems.append(f"the probe is about {name!r}, the edit about {edit.mechanism!r}")
+    if isinstance(probe, CallProbe | OrderProbe) and name is None and _last_op(probe) in MEASUREMENTS:
+        problems.append(
+            f"the result of a call of {_last_op(probe)!r} may be thrown away; "
+            "name the mechanism that uses it in the probe"
+        )
+    if not _probe_place(probe).overlaps(edit.place):
+        problems.append(f"the probe looks at {_probe_place(probe)}, the edit is about {edit.place}")
+    return problems
+
+
+def _incumbent_problems(edit: RequiredEdit, mechanisms: Sequence[str]) -> list[str]:
+    if edit.mechanism == ENTRY_POINT:
+        return [f"{ENTRY_POINT!r} is the program itself; the incumbent stays whatever becomes of its explanation"]
+    problems = []
+    if edit.kind != "retest" and edit.mechanism not in mechanisms:
+        known = ", ".join(map(repr, mechanisms)) or "none"
+        problems.append(f"mechanism {edit.mechanism!r} is not in the incumbent; declared there: {known}")
+    if edit.kind in ("extend", "refine"):
+        problems += probe_problems(edit.probe, mechanisms=mechanisms, source_names=frozenset())
+    return problems
+
+
+def _last_op(probe: CallProbe | OrderProbe) -> str:
+    return probe.event.op if isinstance(probe, CallProbe) else probe.then.op
+
+
+def _probe_place(probe: Probe) -> Place:
+    if isinstance(probe, CallProbe):
+        return probe.event.place
+    if isinstance(probe, OrderProbe):
+        return probe.then.place
+    return EVERYWHERE if isinstance(probe, LineProbe) else probe.place
+
+
+def _extend(verdict: Verdict, worst: Place) -> RequiredEdit:
+    return RequiredEdit(
+        kind="extend",
+        mechanism=verdict.mechanism,
+        cause=verdict.cause,
+        place=worst,
+        wording=f"Supported: {verdict.cause} through {verdict.mechanism}. Carry it to {worst}, where errors are worst.",
+        probe=KnockoutProbe(mechanism=verdict.mechanism, place=worst, share=_TYPICAL_SHARE),
+        blocking=True,
+    )
+
+
+def _remove(verdict: Verdict, statement: str) -> RequiredEdit:
+    return RequiredEdit(
+        kind="remove",
+        mechanism=verdict.mechanism,
+        cause=verdict.cause,
+        wording=f"Refuted: {statement} Take {verdict.mechanism} out; the gain has another cause.",
+        probe=AbsentProbe(mechanism=verdict.mechanism),
+        blocking=False,
+    )
+
+
+def _retest(verdict: Verdict, statement: str) -> RequiredEdit:
+    return RequiredEdit(
+        kind="retest",
+        mechanism=verdict.mechanism,
+        cause=verdict.cause,
+        wording=f"Refuted: {statement} Bring a control that tells what else {verdict.mechanism} does.",
+        probe=KnockoutProbe(mechanism=verdict.mechanism, share=_TYPICAL_SHARE),
+        blocking=False,
+    )
+
+
+def _same_cause(cause: str) -> str:
+    return cause.lower().replace("-", "_")
