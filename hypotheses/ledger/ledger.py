@@ -13,7 +13,6 @@ asked for again.
 from __future__ import annotations
 
 import os
-import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,17 +21,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from sqlalchemy import func, select
-
-from hypotheses.ledger import evaluations, explanations, hashing, invariants, models, records, schema, spending, tables
+from hypotheses.ledger import evaluations, explanations, models, records, schema, spending, tables
 from hypotheses.ledger.database import Database
 from hypotheses.ledger.errors import LedgerConflict, LedgerSchemaError, LedgerStorageError
 from hypotheses.ledger.lock import RunLock, boot_id
+from hypotheses.ledger.reader import LedgerReader
 from hypotheses.ledger.tables import fields_of
 from hypotheses.ledger.transaction import END, Transaction
 
 
-class Ledger:
+class Ledger(LedgerReader):
     """One open ledger. Made by `create` or `open`; a context manager. All methods may be called from several threads.
 
     Every method may raise `LedgerStorageError` or `LedgerBusy`; every writer `LedgerConflict` (other content under the
@@ -41,12 +39,9 @@ class Ledger:
     """
 
     def __init__(self, database: Database, lock: RunLock | None) -> None:
-        self.path = database.path
-        self._database = database
+        super().__init__(database, position=END if lock is None else 0)
         self._lock = lock
         self._owner = evaluations.Owner(token=uuid.uuid4().hex, pid=os.getpid(), boot_id=boot_id())
-        self._position = 0
-        self._position_lock = threading.Lock()
 
     @classmethod
     def create(cls, path: Path | str, campaign: records.NewCampaign) -> Self:
@@ -126,11 +121,6 @@ class Ledger:
     def is_read_only(self) -> bool:
         """Whether this ledger was opened for reading."""
         return self._lock is None
-
-    @property
-    def position(self) -> int:
-        """The last event written or met again; reads of a writer see events up to here."""
-        return self._position
 
     # Writers
 
@@ -333,182 +323,6 @@ class Ledger:
         with self._read(as_of=END, moves=True) as tx:
             return tx.find(tables.NOISE, program_id, split)
 
-    # Readers, as of the position
-
-    def campaign(self) -> records.Campaign:
-        """Return the campaign."""
-        with self._read(as_of=END) as tx:
-            return tx.get(tables.CAMPAIGN, self._campaign_id(tx))
-
-    def budget(self) -> records.Budget:
-        """Count evaluator calls."""
-        with self._read() as tx:
-            return evaluations.budget(tx, as_of=tx.horizon)
-
-    def llm_spend(self) -> records.LlmSpend:
-        """Sum tokens and cost of all replies and failed calls, also of earlier processes, wherever the position is."""
-        with self._read(as_of=END) as tx:
-            return spending.total(tx)
-
-    def environments(self) -> tuple[records.Environment, ...]:
-        """Return every process that recorded its environment, in order."""
-        with self._read(as_of=END) as tx:
-            rows = tx.session.scalars(select(models.Environment).order_by(models.Environment.number))
-            names = [name for name in records.Environment.__dataclass_fields__]
-            return tuple(records.Environment(**{name: getattr(row, name) for name in names}) for row in rows)
-
-    def program(self, program_id: str) -> records.Program:
-        """Return one program."""
-        with self._read() as tx:
-            return tx.get(tables.PROGRAMS, program_id)
-
-    def programs(
-        self, *, origin: str | None = None, normalized_ast_hash: str | None = None
-    ) -> tuple[records.Program, ...]:
-        """Return programs in the order they came, optionally of one origin or of one normalized AST."""
-        with self._read() as tx:
-            return tx.all(tables.PROGRAMS, origin=origin, normalized_ast_hash=normalized_ast_hash)
-
-    def llm_calls(self) -> tuple[records.LlmCall, ...]:
-        """Return all replies."""
-        with self._read() as tx:
-            return tx.all(tables.LLM_CALLS)
-
-    def proposals(self, *, turn: int | None = None, status: str | None = None) -> tuple[records.Proposal, ...]:
-        """Return proposals, refused ones included."""
-        with self._read() as tx:
-            return tx.all(tables.PROPOSALS, turn=turn, status=status)
-
-    def screenings(self, *, program_id: str | None = None) -> tuple[records.Screening, ...]:
-        """Return screenings."""
-        with self._read() as tx:
-            return tx.all(tables.SCREENINGS, program_id=program_id)
-
-    def evaluation(self, evaluation_id: str) -> records.Evaluation:
-        """Return one evaluation."""
-        with self._read() as tx:
-            return evaluations.load(tx, tx.row(tables.EVALUATIONS, evaluation_id))
-
-    def evaluations(
-        self,
-        *,
-        program_id: str | None = None,
-        kind: str | None = None,
-        control_id: str | None = None,
-        observation_id: str | None = None,
-    ) -> tuple[records.Evaluation, ...]:
-        """Return evaluations in the order they were reserved."""
-        with self._read() as tx:
-            rows = tx.rows(
-                tables.EVALUATIONS,
-                program_id=program_id,
-                kind=kind,
-                control_id=control_id,
-                observation_id=observation_id,
-            )
-            return tuple(evaluations.load(tx, row) for row in rows)
-
-    def noise(self) -> tuple[records.Noise, ...]:
-        """Return the noise floors."""
-        with self._read() as tx:
-            return tx.all(tables.NOISE)
-
-    def error_maps(self) -> tuple[records.ErrorMap, ...]:
-        """Return the error maps."""
-        with self._read() as tx:
-            return tx.all(tables.ERROR_MAPS)
-
-    def incumbent(self) -> records.Incumbent | None:
-        """Return the last promotion; None before the first."""
-        history = self.incumbents()
-        return history[-1] if history else None
-
-    def incumbents(self) -> tuple[records.Incumbent, ...]:
-        """Return all promotions."""
-        with self._read() as tx:
-            return tx.all(tables.INCUMBENTS)
-
-    def observation(self, observation_id: str) -> records.Observation:
-        """Return one observation."""
-        with self._read() as tx:
-            return tx.get(tables.OBSERVATIONS, observation_id)
-
-    def observations(self) -> tuple[records.Observation, ...]:
-        """Return all observations."""
-        with self._read() as tx:
-            return tx.all(tables.OBSERVATIONS)
-
-    def hypotheses(self, observation_id: str | None = None) -> tuple[records.Hypothesis, ...]:
-        """Return registered hypotheses, of one observation or of all."""
-        with self._read() as tx:
-            return tx.all(tables.HYPOTHESES, observation_id=observation_id)
-
-    def controls(self, observation_id: str | None = None) -> tuple[records.Control, ...]:
-        """Return registered controls, run or not."""
-        with self._read() as tx:
-            return tx.all(tables.CONTROLS, observation_id=observation_id)
-
-    def predictions(
-        self, observation_id: str | None = None, *, control_id: str | None = None
-    ) -> tuple[records.Prediction, ...]:
-        """Return registered predictions."""
-        with self._read() as tx:
-            return tx.all(tables.PREDICTIONS, observation_id=observation_id, control_id=control_id)
-
-    def designs(self, observation_id: str | None = None) -> tuple[records.Design, ...]:
-        """Return registered designs."""
-        with self._read() as tx:
-            return tx.all(tables.DESIGNS, observation_id=observation_id)
-
-    def verdicts(
-        self, observation_id: str | None = None, *, hypothesis_id: str | None = None, status: str | None = None
-    ) -> tuple[records.Verdict, ...]:
-        """Return verdicts of all rounds; the newest of a hypothesis is its last."""
-        with self._read() as tx:
-            return tx.all(tables.VERDICTS, observation_id=observation_id, hypothesis_id=hypothesis_id, status=status)
-
-    def required_edits(self, *, state: str | None = None) -> tuple[records.RequiredEdit, ...]:
-        """Return required edits with their history; `state` filters by the state now."""
-        with self._read() as tx:
-            edits = (explanations.load_edit(tx, row) for row in tx.rows(tables.REQUIRED_EDITS))
-            return tuple(edit for edit in edits if state in (None, edit.state))
-
-    def probe_results(
-        self, *, target_id: str | None = None, program_id: str | None = None
-    ) -> tuple[records.ProbeResult, ...]:
-        """Return findings of probes, provisional ones included."""
-        with self._read() as tx:
-            return tx.all(tables.PROBE_RESULTS, target_id=target_id, program_id=program_id)
-
-    def notes(self) -> tuple[records.Note, ...]:
-        """Return all notes."""
-        with self._read() as tx:
-            return tx.all(tables.NOTES)
-
-    def events(self, *, after: int = 0) -> tuple[records.Event, ...]:
-        """Return all events after a place in the order, wherever the position is."""
-        with self._read(as_of=END) as tx:
-            rows = tx.session.scalars(select(models.Event).where(models.Event.seq > after).order_by(models.Event.seq))
-            return tuple(records.Event(seq=row.seq, kind=row.kind, ref=row.ref, at=row.at) for row in rows)
-
-    def num_unreplayed(self) -> int:
-        """Count recorded events after the position: above 0 while a resumed campaign replays."""
-        with self._read(as_of=END) as tx:
-            statement = select(func.count()).select_from(models.Event).where(models.Event.seq > self._position)
-            return tx.session.scalar(statement) or 0
-
-    def content_hash(self) -> str:
-        """Return the sha256 of everything recorded, apart from clock, host and order of arrival; see `hashing`."""
-        with self._read(as_of=END) as tx:
-            return hashing.content_hash(tx.session)
-
-    def check_invariants(self) -> list[str]:
-        """Check by SQL what must hold in every ledger; return one sentence for each violation."""
-        with self._read(as_of=END) as tx:
-            return invariants.violations(tx.session)
-
-    # Plumbing
-
     def _add(self, table: tables.Table[tables.R], record: object) -> tables.R:
         with self._write() as tx:
             return tx.insert(table, fields_of(record))
@@ -518,20 +332,3 @@ class Ledger:
         with self._database.write(as_of=self._position) as tx:
             yield tx
         self._move(tx.touched)
-
-    @contextmanager
-    def _read(self, *, as_of: int | None = None, moves: bool = False) -> Iterator[Transaction]:
-        if as_of is None:
-            as_of = END if self.is_read_only else self._position
-        with self._database.read(as_of=as_of) as tx:
-            yield tx
-        if moves:
-            self._move(tx.touched)
-
-    def _move(self, seq: int) -> None:
-        with self._position_lock:
-            self._position = max(self._position, seq)
-
-    @staticmethod
-    def _campaign_id(tx: Transaction) -> str:
-        return tx.session.scalars(select(models.Campaign.id)).one()
