@@ -64,7 +64,7 @@ class Contract:
 
 
 MXFP4_W4A4 = Contract(name="mxfp4-w4a4/1", max_bits={"folded": 4.25, "online": 5.5, "corrected": 6.0})
-"""Strict MXFP4 for weights and activations of every linear layer of the blocks: E2M1 codes, an E8M0 scale per 32 inputs."""
+"""Strict MXFP4 for weights and activations of every linear layer of the blocks: E2M1, an E8M0 scale per 32 inputs."""
 
 CONTRACTS: dict[str, Contract] = {MXFP4_W4A4.name: MXFP4_W4A4}
 

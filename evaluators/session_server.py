@@ -304,13 +304,13 @@ class SessionServer:
         return self.model.map.linear(layer).weight
 
     def _layer(self, name: str) -> Layer:
-        return _look_up(self.model.map.layer, name)
+        return self.model.map.layer(name)
 
     def _group(self, name: str) -> Group:
-        return _look_up(self.model.map.group, name)
+        return self.model.map.group(name)
 
     def _site(self, name: str) -> Site:
-        return _look_up(self.model.map.site, name)
+        return self.model.map.site(name)
 
     def _record(
         self,
@@ -337,10 +337,3 @@ class SessionServer:
         if install is not None:
             event |= {"rank": install.rank, "transform": step_names(install.transform)}
         self.events.append(event)
-
-
-def _look_up(find: Callable[[str], T], name: str) -> T:
-    try:
-        return find(name)
-    except KeyError as error:
-        raise ContractError(str(error.args[0])) from error
