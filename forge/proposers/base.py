@@ -12,8 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from evaluators.results import LayerError
 from forge.errors import ProposerError, ProposerExhausted
-from hypotheses.edit_rules import BarredClaim
-from hypotheses.required_edits import EditRecord
+from hypotheses.required_edits import BarredClaim, EditRecord
 
 __all__ = [
     "ExplanationRequest",
