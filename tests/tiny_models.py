@@ -12,6 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from evaluators.corpora import Corpus, corpus_from_tensors
+from evaluators.corpus_spec import SPLIT_NAMES, SplitName
 from evaluators.subjects import Subject, subject_from_model
 
 Kind = Literal["llama", "qwen2", "qwen3", "mistral", "gemma3"]
@@ -107,3 +109,18 @@ def make_tiny_tokenizer() -> Any:
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
     )
+
+
+def make_tiny_corpus(
+    subject: Subject,
+    *,
+    length: int = 32,
+    counts: dict[SplitName, int] | None = None,
+    seed: int = 0,
+) -> Corpus:
+    """Return a corpus of random tokens for a tiny subject: by default 6, 2, 4, 2 and 3 chunks of 32 tokens."""
+    sizes: dict[SplitName, int] = {"calibration": 6, "gate": 2, "search": 4, "confirm": 2, "sealed": 3}
+    sizes |= counts or {}
+    tokens = make_tiny_tokens(sum(sizes.values()), length, seed=seed)
+    parts = torch.split(tokens, [sizes[name] for name in SPLIT_NAMES])
+    return corpus_from_tensors(dict(zip(SPLIT_NAMES, parts, strict=True)), subject, source="random tokens")
