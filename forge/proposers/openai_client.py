@@ -23,6 +23,7 @@ import openai
 from forge.errors import ProposerError
 from forge.proposers.base import ExplanationRequest, ProposalRequest, Reply
 from forge.proposers.openai_answers import Answer, Failure, Kind, classify, read_answer
+from forge.recipe import LanguageModel
 
 __all__ = ["ClientSettings", "OpenAIProposer"]
 
@@ -96,6 +97,30 @@ class OpenAIProposer:
         self._sends_temperature = settings.temperature is not None
         self._path_is_settled = self._base_url.endswith("/v1")
         self._on_wait, self._sleep, self._clock = on_wait, sleep, clock
+
+    @classmethod
+    def from_recipe(
+        cls, llm: LanguageModel, *, on_wait: Callable[[str], None] = lambda message: None
+    ) -> OpenAIProposer:
+        """Return the proposer that a recipe's `[llm]` section describes.
+
+        Raises:
+            ProposerError: no model is named, or the environment lacks what it needs.
+        """
+        if llm.model is None:
+            raise ProposerError("proposer 'openai' needs the name of a model: model = \"...\" in section [llm]")
+        settings = ClientSettings(
+            model=llm.model,
+            base_url_env=llm.base_url_env,
+            key_env=llm.key_env,
+            temperature=llm.temperature,
+            max_tokens=llm.max_reply_tokens,
+            request_timeout_s=llm.request_timeout_s,
+            deadline_s=llm.deadline_s,
+            prompt_price=llm.prompt_price,
+            completion_price=llm.completion_price,
+        )
+        return cls(settings, on_wait=on_wait)
 
     def __repr__(self) -> str:
         return f"OpenAIProposer(model={self._settings.model!r}, base_url={_shown_url(self._base_url)!r})"

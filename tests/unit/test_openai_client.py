@@ -18,6 +18,7 @@ from forge.errors import ProposerError, ReplyProblem, TruncatedReply
 from forge.proposers.base import ProposalRequest, Proposer
 from forge.proposers.openai_answers import Answer, Failure, Kind, classify, read_answer
 from forge.proposers.openai_client import ClientSettings, OpenAIProposer
+from forge.recipe import LanguageModel
 from forge.replies import parse_proposal
 
 KEY = "sk-secret-0123456789"
@@ -399,3 +400,15 @@ def test_any_error_is_sorted(status: int, body: object) -> None:
     failure = classify(status, body, model="m1")
     assert failure.kind in Kind
     assert str(status) in failure.message
+
+
+def test_a_recipe_names_model_and_variables_and_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTHER_KEY", KEY)
+    client = OpenAIProposer.from_recipe(LanguageModel(model="m1", key_env="OTHER_KEY"))
+    assert client.label == "language model m1 at https://api.openai.com/v1"
+    monkeypatch.delenv("OTHER_KEY")
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    with pytest.raises(ProposerError, match="OTHER_KEY is not set"):
+        OpenAIProposer.from_recipe(LanguageModel(model="m1", key_env="OTHER_KEY"))
+    with pytest.raises(ProposerError, match="needs the name of a model"):
+        OpenAIProposer.from_recipe(LanguageModel())
