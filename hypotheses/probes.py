@@ -89,7 +89,7 @@ def check_control(control: ProbeEvidence, base: ProbeEvidence, *, place: Place =
     """
     if not control.layers or not base.layers:
         return _undetermined("one of the two runs left no artifact to look at")
-    return _compare_digests(control, base, place, share=None, what="the control's change")
+    return _compare_digests(control, base, place, share=None, what="the control")
 
 
 def probe_mechanism(probe: Probe) -> str | None:

@@ -2,14 +2,15 @@
 
 What a verdict refutes is a claim, the pair (mechanism, cause), not code: inherited code stays legal, and nothing here
 ever looks at what a program inherits. An edit is worded by the proposer; code checks that it follows from its verdict
-and has a probe that can show that it executes. How an edit lives and ends is in `hypotheses.edit_states`.
+and has a probe that can show that it executes. How an edit lives and ends is in `hypotheses.edit_states`, what it bars
+in `hypotheses.barred_claims`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
+from hypotheses.barred_claims import BarredClaim, barred_claims, claim_is_barred, same_cause
 from hypotheses.edit_states import (
     MAX_PAID_ATTEMPTS,
     EditKind,
@@ -80,16 +81,6 @@ _TYPICAL_SHARE = 0.5
 """Share of layers that the probes of default edits want changed: gated mechanisms rightly leave some alone."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BarredClaim:
-    """A refuted claim: the mechanism by name and, where known, by fingerprint and by what it installs when smoke-run."""
-
-    mechanism: str
-    cause: str
-    fingerprint: str | None = None
-    artifact: str | None = None
-
-
 def check_required_edit(
     edit: RequiredEdit,
     verdict: Verdict,
@@ -153,60 +144,9 @@ def default_edits(
     return edits
 
 
-def barred_claims(
-    verdicts: Iterable[Verdict],
-    *,
-    fingerprints: Mapping[str, str] | None = None,
-    artifacts: Mapping[str, str] | None = None,
-) -> frozenset[BarredClaim]:
-    """Return the claims that stand refuted; a later verdict that supports a claim lifts its bar.
-
-    Args:
-        verdicts: of the whole campaign, oldest first.
-        fingerprints: AST hash of each mechanism after renaming of identifiers, by name, as it was when refuted.
-        artifacts: hash of what each mechanism's program installed on the smoke run, by mechanism.
-    """
-    barred: dict[tuple[str, str], BarredClaim] = {}
-    for verdict in verdicts:
-        key = (verdict.mechanism, _same_cause(verdict.cause))
-        if verdict.status is VerdictStatus.SUPPORTED:
-            barred.pop(key, None)
-        elif verdict.status is VerdictStatus.REFUTED:
-            barred[key] = BarredClaim(
-                mechanism=verdict.mechanism,
-                cause=verdict.cause,
-                fingerprint=(fingerprints or {}).get(verdict.mechanism),
-                artifact=(artifacts or {}).get(verdict.mechanism),
-            )
-    return frozenset(barred.values())
-
-
-def claim_is_barred(
-    mechanism: str,
-    fingerprint: str | None,
-    cause: str,
-    barred: Iterable[BarredClaim],
-    *,
-    artifact: str | None = None,
-) -> BarredClaim | None:
-    """Return the refuted claim that this one repeats, or None.
-
-    The cause must be the same; the mechanism is the same by name, by fingerprint (the same code under another name), or
-    by what it installs on the smoke run.
-    """
-    for claim in sorted(barred, key=lambda claim: (claim.mechanism, claim.cause)):
-        if _same_cause(claim.cause) != _same_cause(cause):
-            continue
-        same_code = fingerprint is not None and claim.fingerprint == fingerprint
-        same_artifact = artifact is not None and claim.artifact == artifact
-        if claim.mechanism == mechanism or same_code or same_artifact:
-            return claim
-    return None
-
-
 def _claim_problems(edit: RequiredEdit, verdict: Verdict) -> list[str]:
     problems = []
-    if (edit.mechanism, _same_cause(edit.cause)) != (verdict.mechanism, _same_cause(verdict.cause)):
+    if (edit.mechanism, same_cause(edit.cause)) != (verdict.mechanism, same_cause(verdict.cause)):
         problems.append(
             f"the edit is about ({edit.mechanism}, {edit.cause}), "
             f"its verdict about ({verdict.mechanism}, {verdict.cause})"
@@ -306,7 +246,3 @@ def _retest(verdict: Verdict, statement: str) -> RequiredEdit:
         probe=KnockoutProbe(mechanism=verdict.mechanism, share=_TYPICAL_SHARE),
         blocking=False,
     )
-
-
-def _same_cause(cause: str) -> str:
-    return cause.lower().replace("-", "_")

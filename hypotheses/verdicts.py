@@ -93,7 +93,7 @@ def decide(
     interactions = _find_interactions(explanation, effects, child_effect, alpha)
     checks = _check_predictions(explanation, effects, child_effect, design, interactions, alpha)
     refuted = {key for key, mine in checks.items() if any(check.counts for check in mine)}
-    answers = {hypothesis.key: _judge(hypothesis.key, checks, refuted) for hypothesis in hypotheses}
+    answers = {hypothesis.key: _judge(hypothesis.key, checks, refuted, alpha) for hypothesis in hypotheses}
     supported = tuple(key for key, (status, _) in answers.items() if status is VerdictStatus.SUPPORTED)
     standing = tuple(hypothesis.key for hypothesis in hypotheses if hypothesis.key not in refuted)
     survivors = supported or (*standing, NONE_OF_THESE)
@@ -240,17 +240,20 @@ def _fits(retained: RetainedEffect, predicted: Interval, width: float) -> bool:
     return predicted.widened(width / 2).contains(retained.interval)
 
 
-def _judge(key: str, checks: Mapping[str, tuple[PredictionCheck, ...]], refuted: set[str]) -> tuple[VerdictStatus, str]:
+def _judge(
+    key: str, checks: Mapping[str, tuple[PredictionCheck, ...]], refuted: set[str], alpha: float
+) -> tuple[VerdictStatus, str]:
     """Return status and reason of one hypothesis."""
     mine = checks[key]
+    num_tests = sum(len(row) for row in checks.values())
     if key in refuted:
         worst = min((check for check in mine if check.counts), key=lambda check: (check.p_value, check.control))
-        return VerdictStatus.REFUTED, f"{_tell(worst)}, disjoint from its prediction {worst.predicted}"
+        return VerdictStatus.REFUTED, f"{_tell(worst)}, and {_tell_failure(worst, num_tests, alpha)}"
     withheld = [check for check in mine if check.failed]
     if withheld:
         check = withheld[0]
         return VerdictStatus.INCONCLUSIVE, (
-            f"{_tell(check)}, disjoint from its prediction {check.predicted}, but knockout and knockin disagree "
+            f"{_tell(check)}, and {_tell_failure(check, num_tests, alpha)}, but knockout and knockin disagree "
             "(interaction), which does not refute by itself"
         )
     standing = [rival for rival in checks if rival != key and rival not in refuted]
@@ -274,6 +277,11 @@ def _judge(key: str, checks: Mapping[str, tuple[PredictionCheck, ...]], refuted:
 def _tell(check: PredictionCheck) -> str:
     if check.estimate is None or check.measured is None:
         return f"the retained effect of {check.control!r} cannot be bounded (the child's own effect is too uncertain)"
+    return f"the retained effect of {check.control!r} is {check.estimate:.3f} {check.measured}"
+
+
+def _tell_failure(check: PredictionCheck, num_tests: int, alpha: float) -> str:
     return (
-        f"the retained effect of {check.control!r} is {check.estimate:.3f} {check.measured} (p = {check.p_value:.2g})"
+        f"its prediction {check.predicted} fails with p = {check.p_value:.2g} "
+        f"(Holm over {num_tests} predictions at {alpha:.0%})"
     )
