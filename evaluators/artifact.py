@@ -193,7 +193,7 @@ class Artifact:
             "folds": [site for site, _ in self.folds],
             "changed": sorted(self.changed),
         }
-        return json.dumps(description, sort_keys=True, separators=(",", ":"))
+        return json.dumps(description, separators=(",", ":"))
 
 
 class _TensorTaker:

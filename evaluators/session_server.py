@@ -112,7 +112,7 @@ class SessionServer:
         self._count_call()
         found = self._layer(layer)
         self._record("weight", layer=found)
-        return self._reference_weight(found).detach().to("cpu", torch.float32).clone()
+        return self.reference_weight(found.name).detach().to("cpu", torch.float32).clone()
 
     def inputs(self, group: str, *, stream: Stream = "quantized", max_tokens: int | None = None) -> Tensor:
         """See `Session.inputs`."""
@@ -147,7 +147,7 @@ class SessionServer:
         )
         batches = self._guarded(lambda: self._calibration.batched_inputs(self._group(found.group), "quantized"))
         module = QuantizedLinear(install, None, device=self._device)
-        weight_NK = self._reference_weight(found)
+        weight_NK = self.reference_weight(found.name)
         error = power = 0.0
         with torch.no_grad():
             for inputs_TK in batches:
@@ -210,6 +210,10 @@ class SessionServer:
         self._count_call()
         room = MAX_LOG_CHARACTERS - len(self.program_log)
         self.program_log += f"{message}\n"[:room]
+
+    def reference_weight(self, layer: str) -> Tensor:
+        """Return the full-precision weight (N, K) of a layer, folds included; the weight itself, not a copy."""
+        return self.model.map.linear(layer).weight.detach()
 
     def finish(self) -> Artifact:
         """Return what was installed as an artifact.
@@ -299,9 +303,6 @@ class SessionServer:
                 f"the program made more than {self.contract.max_calls} session calls", Outcome.CONTRACT
             )
             raise self._fatal
-
-    def _reference_weight(self, layer: Layer) -> Tensor:
-        return self.model.map.linear(layer).weight
 
     def _layer(self, name: str) -> Layer:
         return self.model.map.layer(name)

@@ -1,0 +1,333 @@
+"""From the text of a program to a score: worker, session, artifact, file, pristine subject, loss.
+
+A program is text here: it is handed to a worker and never imported, compiled or run in this process. What it installed
+becomes an artifact that is saved under its hash, loaded back and checked; class, effective bits, evidence and score are
+computed from the loaded one. How a program failed is part of the result; exceptions are for the user's and the host's
+failures.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import platform
+import re
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+import transformers
+from torch import Tensor
+
+from evaluators.apply import apply_artifact, check_artifact
+from evaluators.artifact import Artifact, ArtifactError
+from evaluators.contract import Contract
+from evaluators.corpora import Corpus
+from evaluators.error_map import error_map
+from evaluators.errors import HostError, ProgramError
+from evaluators.evidence import collect_evidence
+from evaluators.limits import Limits
+from evaluators.results import SPLITS, EvaluationResult, Evidence, LayerError, Outcome, Split
+from evaluators.sandbox import Isolation
+from evaluators.scorer import score
+from evaluators.session_server import SessionServer
+from evaluators.streams import BATCH_TOKENS
+from evaluators.subjects import Subject
+from evaluators.worker_host import WorkerHost
+
+ROUTE = "reference-torch/decoded-fp32"
+DISTRIBUTION = "quantforge"
+SMOKE_BLOCKS = 2
+SMOKE_CHUNKS = 2
+SMOKE_TOKENS = 128
+SMOKE_WALL_S = 60.0
+ARTIFACT_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+class Evaluator:
+    """Evaluates programs on one subject, one corpus and one contract; a context manager, used by one thread at a time.
+
+    Args:
+        subject: the full-precision model.
+        corpus: its five splits.
+        contract: the rules.
+        isolation: how programs are kept away from this process.
+        limits: of every run of a program.
+        artifacts_dir: where artifacts are kept, as ``<hash>.safetensors``.
+        calibration_chunks: chunks of the calibration split that one draw takes (all of them if there are fewer).
+        threads: CPU threads of torch in a worker.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        corpus: Corpus,
+        contract: Contract,
+        isolation: Isolation,
+        limits: Limits,
+        artifacts_dir: Path,
+        *,
+        calibration_chunks: int = 32,
+        threads: int = 1,
+    ) -> None:
+        self.subject = subject
+        self.corpus = corpus
+        self.contract = contract
+        self.isolation = isolation
+        self.limits = limits
+        self.artifacts_dir = artifacts_dir
+        self.calibration_chunks = calibration_chunks
+        smoke_limits = replace(limits, wall_s=min(limits.wall_s, SMOKE_WALL_S))
+        self._host = WorkerHost(isolation, limits, threads=threads)
+        self._smoke_host = WorkerHost(isolation, smoke_limits, threads=threads)
+        self._smoke_subject: Subject | None = None
+        self._full_precision: dict[Split, tuple[float, ...]] = {}
+
+    def __enter__(self) -> Self:
+        self._host.prestart()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers that wait for the next program."""
+        self._host.close()
+        self._smoke_host.close()
+
+    def evaluate(
+        self, source: str, *, split: Split, draw: int = 0, seed: int = 0, reference_artifact: str | None = None
+    ) -> EvaluationResult:
+        """Run a program in a worker of its own and score what it made.
+
+        Args:
+            source: the program's text.
+            split: where to score; every read of ``sealed`` is counted by the corpus.
+            draw: which choice of calibration chunks the program measures on.
+            seed: seed of the program's generators.
+            reference_artifact: hash of an earlier artifact, to be scored on the same split in the same way.
+
+        Raises:
+            ArtifactError: there is no such reference artifact, or it belongs to another subject or contract.
+            HostError, SandboxUnavailableError: the machine failed; says nothing about the program.
+        """
+        start = time.monotonic()
+        reference = None if reference_artifact is None else self.load_artifact(reference_artifact)
+        if reference is not None:
+            check_artifact(reference, self.subject, self.contract)
+        if split not in SPLITS:
+            raise ValueError(f"unknown split {split!r}; known: {', '.join(SPLITS)}")
+        calibration_CL = draw_chunks(self.corpus.splits["calibration"], self.calibration_chunks, draw)
+        result, artifact = self._run(
+            source, self.subject, calibration_CL, self.corpus.splits["gate"], seed, self._host, self.artifacts_dir
+        )
+        result = replace(result, split=split, draw=draw)
+        if artifact is not None:
+            tokens_CL = self._tokens(split, f"evaluation of artifact {artifact.hash}")
+            chunk_nll = self._score(artifact, tokens_CL)
+            if all(map(math.isfinite, chunk_nll)):
+                paired = () if reference is None else self._score(reference, tokens_CL)
+                result = replace(
+                    result,
+                    chunk_nll=chunk_nll,
+                    reference_chunk_nll=paired,
+                    tokens_per_chunk=int(tokens_CL.shape[1]) - 1,
+                )
+            else:
+                result = replace(result, outcome=Outcome.NON_FINITE, reason=_non_finite_reason(chunk_nll))
+        return replace(result, wall_s=time.monotonic() - start)
+
+    def trace(self, source: str, *, draw: int = 0, seed: int = 0) -> EvaluationResult:
+        """Run a program on the whole subject as `evaluate` does, without scoring or keeping what it made.
+
+        The outcome is ``SCORED`` if the program finishes and keeps the contract. The evidence is what probes compare.
+
+        Raises:
+            HostError, SandboxUnavailableError: the machine failed; says nothing about the program.
+        """
+        start = time.monotonic()
+        calibration_CL = draw_chunks(self.corpus.splits["calibration"], self.calibration_chunks, draw)
+        gate_CL = self.corpus.splits["gate"]
+        with tempfile.TemporaryDirectory(prefix="quantforge-trace-") as folder:
+            result, _ = self._run(source, self.subject, calibration_CL, gate_CL, seed, self._host, Path(folder))
+        return replace(result, draw=draw, artifact_hash=None, wall_s=time.monotonic() - start)
+
+    def smoke(self, source: str, *, seed: int = 0) -> EvaluationResult:
+        """Try a program on the first blocks of the subject and a little text; nothing is scored or kept.
+
+        The outcome is ``SCORED`` if the program finishes, keeps the contract and leaves a model with finite logits. The
+        evidence is complete, so that the effect of an edit on the layers can be compared.
+
+        Raises:
+            HostError, SandboxUnavailableError: the machine failed; says nothing about the program.
+        """
+        start = time.monotonic()
+        if self._smoke_subject is None:
+            self._smoke_subject = self.subject.truncated(min(SMOKE_BLOCKS, self.subject.map.num_blocks))
+        subject = self._smoke_subject
+        calibration_CL = self.corpus.splits["calibration"][:SMOKE_CHUNKS, :SMOKE_TOKENS]
+        gate_CL = self.corpus.splits["gate"][:1, :SMOKE_TOKENS]
+        with tempfile.TemporaryDirectory(prefix="quantforge-smoke-") as folder:
+            result, artifact = self._run(source, subject, calibration_CL, gate_CL, seed, self._smoke_host, Path(folder))
+        if artifact is not None:
+            with apply_artifact(artifact, subject, self.contract).fully_quantized() as model:
+                losses = score(model, gate_CL.to(subject.device))
+            if not all(map(math.isfinite, losses)):
+                result = replace(result, outcome=Outcome.NON_FINITE, reason=_non_finite_reason(losses))
+        return replace(result, artifact_hash=None, wall_s=time.monotonic() - start)
+
+    def error_map(self, artifact_hash: str) -> tuple[LayerError, ...]:
+        """Return the layer errors of an artifact on the gate split, in execution order.
+
+        Raises:
+            ArtifactError: no such artifact, or one of another subject or contract.
+        """
+        artifact = self.load_artifact(artifact_hash)
+        return tuple(error_map(self.subject, artifact, self.corpus.splits["gate"], self.contract))
+
+    def full_precision_nll(self, split: Split) -> tuple[float, ...]:
+        """Return the full-precision subject's loss per chunk, nats per token; every split is scored once."""
+        if split not in self._full_precision:
+            self._full_precision[split] = self._score(None, self._tokens(split, "full-precision subject"))
+        return self._full_precision[split]
+
+    def score_artifact(self, artifact_hash: str, split: Split) -> tuple[float, ...]:
+        """Return a kept artifact's loss per chunk on a split, nats per token.
+
+        Raises:
+            ArtifactError: no such artifact, or one of another subject or contract.
+        """
+        return self._score(self.load_artifact(artifact_hash), self._tokens(split, f"artifact {artifact_hash}"))
+
+    def has_artifact(self, artifact_hash: str) -> bool:
+        """Whether an artifact is kept (its content is checked when it is loaded)."""
+        return (self.artifacts_dir / f"{artifact_hash}.safetensors").is_file()
+
+    def load_artifact(self, artifact_hash: str) -> Artifact:
+        """Return a kept artifact.
+
+        Raises:
+            ArtifactError: no such artifact, or its file no longer has that hash.
+        """
+        if not ARTIFACT_HASH.fullmatch(artifact_hash):
+            raise ArtifactError(f"{artifact_hash!r} is no artifact hash (64 hex digits)")
+        artifact = Artifact.load(self.artifacts_dir / f"{artifact_hash}.safetensors")
+        if artifact.hash != artifact_hash:
+            raise ArtifactError(
+                f"the file of artifact {artifact_hash} was changed: its content has hash {artifact.hash}"
+            )
+        return artifact
+
+    def _run(
+        self,
+        source: str,
+        subject: Subject,
+        calibration_CL: Tensor,
+        gate_CL: Tensor,
+        seed: int,
+        host: WorkerHost,
+        folder: Path,
+    ) -> tuple[EvaluationResult, Artifact | None]:
+        """Run a program and return all but its score, with the artifact as loaded back from `folder` if it made one."""
+        server = SessionServer(
+            subject, calibration_CL=calibration_CL, gate_CL=gate_CL, contract=self.contract, seed=seed
+        )
+        report = host.run(source, server, seed=seed)
+        result = EvaluationResult(
+            outcome=Outcome.SCORED if report.outcome is None else report.outcome,
+            reason=report.reason,
+            split="search",
+            draw=0,
+            seed=seed,
+            contract=self.contract.name,
+            evidence=Evidence(events=tuple(server.events)),
+            metered_tokens=server.meter.tokens,
+            route=ROUTE,
+            device=str(subject.device),
+            versions=runtime_versions(),
+            sandbox=self.isolation.name,
+            program_log=server.program_log + report.log_tail,
+        )
+        if report.outcome is not None:
+            return result, None
+        try:
+            made = server.finish()
+        except ProgramError as error:
+            return replace(result, outcome=error.outcome, reason=str(error)), None
+        artifact = _save_and_load(made, folder)
+        try:
+            measure = check_artifact(artifact, subject, self.contract)
+        except ArtifactError as error:
+            raise HostError(f"an artifact just written does not fit its subject: {error}") from error
+        except ProgramError as error:
+            return replace(result, outcome=error.outcome, reason=str(error)), None
+        return (
+            replace(
+                result,
+                contract_class=measure.contract_class,
+                effective_bits=measure.effective_bits,
+                artifact_hash=artifact.hash,
+                evidence=collect_evidence(server.events, artifact, server.reference_weight),
+            ),
+            artifact,
+        )
+
+    def _tokens(self, split: Split, reader: str) -> Tensor:
+        if split == "sealed":
+            return self.corpus.sealed(reader).to(self.subject.device)
+        return self.corpus.splits[split].to(self.subject.device)
+
+    def _score(self, artifact: Artifact | None, tokens_CL: Tensor) -> tuple[float, ...]:
+        """Score an artifact on a pristine subject, or the subject itself."""
+        batch_size = max(1, BATCH_TOKENS // int(tokens_CL.shape[1]))
+        if artifact is None:
+            return score(self.subject.model, tokens_CL, batch_size)
+        with apply_artifact(artifact, self.subject, self.contract).fully_quantized() as model:
+            return score(model, tokens_CL, batch_size)
+
+
+def draw_chunks(chunks_CL: Tensor, num_chunks: int, draw: int) -> Tensor:
+    """Return `num_chunks` of the chunks, or all there are, in text order; a generator seeded with `draw` chooses."""
+    if num_chunks >= len(chunks_CL):
+        return chunks_CL
+    generator = torch.Generator().manual_seed(draw)
+    chosen = torch.randperm(len(chunks_CL), generator=generator)[:num_chunks]
+    return chunks_CL[chosen.sort().values]
+
+
+def runtime_versions() -> dict[str, str]:
+    """Return the versions of what a score depends on."""
+    try:
+        own = importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        own = "not installed"
+    return {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        DISTRIBUTION: own,
+    }
+
+
+def _save_and_load(artifact: Artifact, folder: Path) -> Artifact:
+    path = folder / f"{artifact.hash}.safetensors"
+    try:
+        artifact.save(path)
+        loaded = Artifact.load(path)
+    except (OSError, ArtifactError) as error:
+        raise HostError(f"cannot keep an artifact in {folder}: {error}") from error
+    if loaded.hash != artifact.hash:
+        raise HostError(f"{path} does not hold what was written to it; check the disk")
+    return loaded
+
+
+def _non_finite_reason(losses: Sequence[float]) -> str:
+    count = sum(not math.isfinite(loss) for loss in losses)
+    return f"the quantized model returns logits that are not finite on {count} of {len(losses)} chunks"
