@@ -11,8 +11,6 @@ import threading
 from typing import Any
 
 import torch
-from forge_kernels.rules import ActivationRule, Encoded, LowRank
-from forge_kernels.transforms import IDENTITY, Transform
 from torch import Tensor
 
 from evaluators.errors import ContractError
@@ -20,6 +18,8 @@ from evaluators.random_streams import keyed_generator
 from evaluators.session import Group, Layer, Session, Site, Stream
 from evaluators.transport import Channel, Message, MessageTooLargeError
 from evaluators.wire import MAX_LOG_MESSAGE, STREAMS, decode_hello, decode_value, encode_install
+from forge_kernels.rules import ActivationRule, Encoded, LowRank
+from forge_kernels.transforms import IDENTITY, Transform
 
 
 class RemoteSession(Session):
@@ -43,7 +43,9 @@ class RemoteSession(Session):
         """See `Session.inputs`."""
         return self._tensor(self._call("inputs", **_measure_arguments(group, stream, max_tokens)))
 
-    def second_moment(self, group: Group | str, *, stream: Stream = "quantized", max_tokens: int | None = None) -> Tensor:
+    def second_moment(
+        self, group: Group | str, *, stream: Stream = "quantized", max_tokens: int | None = None
+    ) -> Tensor:
         """See `Session.second_moment`."""
         return self._tensor(self._call("second_moment", **_measure_arguments(group, stream, max_tokens)))
 

@@ -228,6 +228,10 @@ class Channel:
         self.incoming.trim()
         return Message(body, tensors)
 
+    def used_bytes(self) -> int:
+        """Return the memory that messages hold now, in both directions."""
+        return self.incoming.used_bytes() + self.outgoing.used_bytes()
+
     def shutdown(self) -> None:
         """End both directions, so that a thread blocked in `send` or `receive` returns; safe from any thread."""
         try:
@@ -261,9 +265,7 @@ def open_channel() -> tuple[Channel, socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     outgoing, incoming = Arena.create(REPLY_ARENA_BYTES), Arena.create(REQUEST_ARENA_BYTES)
     socket.send_fds(ours, [_HANDOVER], [outgoing.fd, incoming.fd])
-    channel = Channel(
-        ours, incoming=incoming, outgoing=outgoing, send_limit=REPLY_LIMIT, receive_limit=REQUEST_LIMIT
-    )
+    channel = Channel(ours, incoming=incoming, outgoing=outgoing, send_limit=REPLY_LIMIT, receive_limit=REQUEST_LIMIT)
     return channel, theirs
 
 

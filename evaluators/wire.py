@@ -25,13 +25,13 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, get_args
 
 import torch
-from forge_kernels.rules import CODE_RULES, SCALE_RULES, ActivationRule, Encoded, LowRank
-from forge_kernels.transforms import BlockMatrix, Diagonal, Hadamard, Permutation, Step, Transform
 from torch import Tensor
 
 from evaluators.errors import ContractError
 from evaluators.session import Group, Layer, Site, Stream
 from evaluators.transport import ProtocolError
+from forge_kernels.rules import CODE_RULES, SCALE_RULES, ActivationRule, Encoded, LowRank
+from forge_kernels.transforms import BlockMatrix, Diagonal, Hadamard, Permutation, Step, Transform
 
 MAX_STEPS: Final = 16
 MAX_NAME: Final = 256

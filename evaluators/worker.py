@@ -1,0 +1,133 @@
+"""The untrusted process: waits for its job, runs one program, says how it ended.
+
+Started as ``python -I -S -B worker.py CONFIG``: isolated, so that no file of the working folder and no variable of the
+environment can shadow a module, and without `site`, so that no .pth file runs. That leaves only the standard library on
+the import path; CONFIG (JSON) names the folders that are added. Until those are set, this file imports nothing else.
+
+Order of events: own limits, imports, ``ready`` over the channel, wait; job in, program runs, ``done`` or ``failed`` out.
+Everything up to the job is trusted code; from then on the process belongs to the program, and the evaluator believes
+nothing it says except about its own end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import linecache
+import os
+import resource
+import signal
+import socket
+import sys
+import traceback
+import types
+from typing import Any
+
+PROGRAM_FILE = "program.py"
+MAX_REASON = 2000
+MAX_FRAMES = 8
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Serve one job on the inherited socket, then end the process without running exit hooks."""
+    config = json.loads(sys.argv[1])
+    del sys.argv[1:]
+    _limit_process(config)
+    sys.path[:0] = config["import_paths"]
+
+    import torch
+
+    import evaluators.session_client
+    from evaluators.transport import ChannelClosedError, connect_channel
+
+    torch.set_num_threads(config["threads"])
+    torch.set_num_interop_threads(1)
+    channel = connect_channel(socket.socket(fileno=config["socket_fd"]))
+    try:
+        channel.send({"op": "ready", "args": {"versions": {"torch": torch.__version__}}})
+        job = channel.receive().body
+    except ChannelClosedError:
+        os._exit(0)
+    torch.manual_seed(job["seed"])
+    try:
+        report = _run(job["source"], lambda: evaluators.session_client.RemoteSession(channel))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        channel.send(report)
+    finally:
+        os._exit(0)
+
+
+def _run(source: str, open_session: Any) -> dict[str, Any]:
+    from evaluators.errors import ContractError
+
+    path = os.path.join(os.getcwd(), PROGRAM_FILE)
+    try:
+        module = _load(source, path)
+        quantize = getattr(module, "quantize", None)
+        if not callable(quantize):
+            return _failed("crashed", "the program has no function quantize(session)")
+        quantize(open_session())
+    except ContractError as err:
+        return _failed("contract", _describe(err, path))
+    except SystemExit as err:
+        return _failed("contract", f"the program left quantize by SystemExit({str(err.code)[:80]})")
+    except BaseException as err:  # the process boundary: whatever a program raises is its outcome
+        is_memory = isinstance(err, MemoryError) or type(err).__name__ == "OutOfMemoryError"
+        return _failed("out_of_memory" if is_memory else "crashed", _describe(err, path))
+    return {"op": "done", "args": {}}
+
+
+def _load(source: str, path: str) -> types.ModuleType:
+    """Execute the program as module ``program``; the file is there for tracebacks and for those who inspect it."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(source)
+    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    module = types.ModuleType("program")
+    module.__file__ = path
+    sys.modules["program"] = module
+    exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
+    return module
+
+
+def _failed(kind: str, reason: str) -> dict[str, Any]:
+    text = reason.encode("utf-8", "replace").decode("utf-8")
+    return {"op": "failed", "args": {"kind": kind, "reason": text[:MAX_REASON]}}
+
+
+def _describe(error: BaseException, path: str) -> str:
+    """Return the exception with the lines of the program that led to it; frames of other files say nothing about it."""
+    try:
+        head = f"{type(error).__name__}: {error}"
+    except Exception:  # the exception's own __str__ belongs to the program
+        head = type(error).__name__
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    if isinstance(error, SyntaxError) and error.filename == path:
+        return head
+    lines = [f"  line {frame.lineno} in {frame.name}: {(frame.line or '')[:160]}" for frame in frames[-MAX_FRAMES:]]
+    return "\n".join([head[: MAX_REASON // 2], *lines])
+
+
+def _limit_process(config: dict[str, Any]) -> None:
+    limits: dict[str, int] = config["limits"]
+    _set_limit(resource.RLIMIT_CORE, 0)
+    _set_limit(resource.RLIMIT_FSIZE, limits["file_bytes"])
+    _set_limit(resource.RLIMIT_NOFILE, limits["open_files"])
+    if config["limit_processes"]:
+        _set_limit(resource.RLIMIT_NPROC, limits["processes"])
+
+    if config["die_with_parent"]:
+        # Under bubblewrap the first process of the namespace sees to this.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _set_limit(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+if __name__ == "__main__":
+    main()
