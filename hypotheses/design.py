@@ -112,17 +112,17 @@ def design_controls(
 
     Args:
         predictions: one for every hypothesis and control.
-        controls: what could be run.
+        controls: what could be run; of several with one content hash only the first by cost and key is considered.
         widths: expected width of the measured interval, by control key (see `effects.expected_width`); may be infinite.
         budget_calls: evaluator calls that may be spent.
 
     Raises:
-        ValueError: a prediction or width is missing, a key or a content hash occurs twice, or a width is negative or
-            NaN.
+        ValueError: a prediction or width is missing, a key occurs twice, or a width is negative or NaN.
     """
     # In the order of the content hashes the first of two index sets is also the one whose sorted hashes come first.
-    options = sorted(controls, key=lambda option: option.content_hash)
-    _check_options(options, widths)
+    ranked = sorted(controls, key=lambda option: (option.content_hash, option.cost, option.key))
+    _check_options(ranked, widths)
+    options, twins = _set_twins_apart(ranked)
     separates = separating_controls(predictions, widths={option.key: widths[option.key] for option in options})
     pairs = [pair for pair, keys in separates.items() if keys]
     covers = np.array([[option.key in separates[pair] for option in options] for pair in pairs], dtype=float)
@@ -143,10 +143,11 @@ def design_controls(
             option.key: _why_not(option, chosen, separates, unaffordable, budget_calls - cost)
             for option in sorted(options, key=lambda option: option.key)
             if option.key not in chosen
-        },
+        }
+        | twins,
         cost_of_all=sum(option.cost for option in options),
         cost_of_cover=cost_of_cover,
-        widths={option.key: float(widths[option.key]) for option in sorted(options, key=lambda option: option.key)},
+        widths={option.key: float(widths[option.key]) for option in sorted(ranked, key=lambda option: option.key)},
         feasible=bool(chosen),
         reason=_reason(len(separates), len(pairs), len(separated), cost, cost_of_cover, budget_calls),
     )
@@ -212,14 +213,24 @@ def control_problems(
 def _check_options(options: Sequence[ControlOption], widths: Mapping[str, float]) -> None:
     if len({option.key for option in options}) < len(options):
         raise ValueError("a control key occurs twice")
-    for before, after in zip(options, options[1:], strict=False):
-        if before.content_hash == after.content_hash:
-            raise ValueError(f"controls {before.key!r} and {after.key!r} are the same program")
     for option in options:
         if option.key not in widths:
             raise ValueError(f"no expected width for control {option.key!r}")
         if not widths[option.key] >= 0:
             raise ValueError(f"expected width of control {option.key!r} is {widths[option.key]}; it is at least 0")
+
+
+def _set_twins_apart(ranked: Sequence[ControlOption]) -> tuple[list[ControlOption], dict[str, str]]:
+    """Return the first control of each program, and for every other one the reason why it is not considered."""
+    first: dict[str, str] = {}
+    options, twins = [], {}
+    for option in ranked:
+        if option.content_hash in first:
+            twins[option.key] = f"is the same program as {first[option.content_hash]}"
+        else:
+            first[option.content_hash] = option.key
+            options.append(option)
+    return options, twins
 
 
 def _why_not(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import combinations
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -177,6 +177,25 @@ class Explanation(_Model):
                 f"{'.'.join(str(part) for part in detail['loc']) or 'explanation'}: {detail['msg']}"
                 for detail in err.errors(include_url=False)
             ) from err
+
+    def restricted_to(self, controls: Collection[str]) -> Self:
+        """Return the explanation with these of its controls only, such as those that turned out to run.
+
+        Rivals that only the others told apart may now predict the same everywhere; the design names such pairs.
+
+        Raises:
+            KeyError: a control is not of this explanation.
+        """
+        unknown = sorted(set(controls) - {control.key for control in self.controls})
+        if unknown:
+            raise KeyError(f"no control {unknown[0]!r} in this explanation")
+        # Its parts are valid already, and fewer controls need not separate every pair.
+        return self.model_copy(
+            update={
+                "controls": tuple(control for control in self.controls if control.key in controls),
+                "predictions": tuple(prediction for prediction in self.predictions if prediction.control in controls),
+            }
+        )
 
     def prediction(self, hypothesis: str, control: str) -> Prediction:
         """Return the one prediction of `hypothesis` for `control`."""

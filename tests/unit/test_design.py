@@ -182,6 +182,15 @@ def test_ties_go_to_the_first_content_hash() -> None:
         assert design_controls(predictions, tied, widths={"x": 0, "y": 0}, budget_calls=5).chosen == (first,)
 
 
+def test_twins_are_run_once_at_most() -> None:
+    same = [ControlOption(key=key, cost=cost, content_hash="h") for key, cost in (("x", 2), ("y", 1))]
+    plan = design_controls(two_rivals(("x", 0.5), ("y", 0.5)), same, widths={"x": 0, "y": 0}, budget_calls=5)
+    assert plan.chosen == ("y",)
+    assert plan.not_chosen == {"x": "is the same program as y"}
+    assert plan.cost_of_all == 1
+    assert set(plan.widths) == {"x", "y"}
+
+
 def test_bad_arguments() -> None:
     predictions = two_rivals(("x", 0.5), ("y", 0.5))
     with pytest.raises(ValueError, match="no expected width for control 'y'"):
@@ -192,9 +201,6 @@ def test_bad_arguments() -> None:
         design_controls(predictions, options(z=1), widths={"z": 0}, budget_calls=5)
     with pytest.raises(ValueError, match="a control key occurs twice"):
         design_controls(predictions, options(x=1) * 2, widths={"x": 0}, budget_calls=5)
-    same = [ControlOption(key=key, cost=1, content_hash="h") for key in "xy"]
-    with pytest.raises(ValueError, match="are the same program"):
-        design_controls(predictions, same, widths={"x": 0, "y": 0}, budget_calls=5)
     with pytest.raises(ValueError, match="costs at least 1"):
         ControlOption(key="x", cost=0, content_hash="h")
 

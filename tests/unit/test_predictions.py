@@ -46,6 +46,16 @@ def test_a_good_explanation_is_kept_whole() -> None:
         found.prediction("sel", "nothing")
 
 
+def test_restriction_to_the_controls_that_run() -> None:
+    whole = Explanation.parse(good())
+    less = whole.restricted_to({"without"})  # where both rivals predict the same
+    assert [control.key for control in less.controls] == ["without"]
+    assert {prediction.control for prediction in less.predictions} == {"without"}
+    assert less.hypotheses == whole.hypotheses
+    with pytest.raises(KeyError, match="no control 'luck'"):
+        whole.restricted_to(["luck"])
+
+
 def test_predictions_cannot_be_changed() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Explanation.parse(good()).predictions[0].low = 0.0  # type: ignore[misc]
