@@ -1,10 +1,11 @@
-"""Round to nearest (RTN): every weight and activation takes its nearest MXFP4 code. The seed of every search.
+"""A staged program for strict MXFP4. As it stands, round to nearest (RTN): the seed of every search.
 
-For each layer, with blocks of 32 along the inputs and the `even` scale rule on both sides:
+For each layer, with blocks of 32 along the inputs and T the transform of its group:
 
-    y = Q(x) What^T,    What = decode(encode(W))
+    y = Q(T x) What^T + low-rank branch,    What = decode(encode(W T^-1))
 
-Nothing is measured and nothing runs online. The four stages below are where a search puts its mechanisms.
+Every weight and activation takes its nearest code under the `even` scale rule; no transform, no branch, nothing measured.
+Mechanisms enter through the four stages below; each says in its own text what it computes.
 """
 
 from forge_kernels import ActivationRule, encode, transform_weight
@@ -13,19 +14,19 @@ MECHANISMS = ()
 
 
 def coordinates(session, group):
-    """Return the transform T of the group, as a tuple of steps: none."""
+    """Return the transform T of the group, as a tuple of steps applied from left to right."""
     steps = ()
     return steps
 
 
 def codes(session, group, steps):
-    """Return the codes of W T^-1 for every layer of the group: nearest."""
+    """Return the codes of W T^-1 for every layer of the group, by layer name."""
     weights = {layer.name: transform_weight(steps, session.weight(layer)) for layer in group.layers}
     return {name: encode(weight_NK, scale_rule="even") for name, weight_NK in weights.items()}
 
 
 def corrections(session, group, steps, encoded):
-    """Return the low-rank branch of each layer that has one: none."""
+    """Return the low-rank branch of each layer that has one, by layer name."""
     branches = {}
     return branches
 

@@ -1,0 +1,265 @@
+"""A campaign: set up, then turn after turn until calls, turns or ideas run out.
+
+One turn: diagnose the incumbent, ask for an edit, screen it, buy one evaluation, retain by score, explain a clear difference,
+run the controls, decide, require. `resume` walks the same way again: every reply, run and verdict that the ledger holds is
+taken from there, so a killed campaign goes on where it stopped and pays for nothing twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypotheses.ledger import (
+    BudgetExhausted,
+    Evaluation,
+    Ledger,
+    NewIncumbent,
+    NewNote,
+    NewProbeResult,
+    NewProposal,
+    Program,
+)
+from hypotheses.probes import ProbeStatus, check_probe, probe_mechanism
+from hypotheses.required_edits import EditRecord
+
+from forge.desk import Desk, effect_on, probe_evidence
+from forge.errors import ProposerError, ProposerExhausted
+from forge.explaining import Explainer
+from forge.interview import Interview
+from forge.noise import NoiseModel
+from forge.progress import Progress
+from forge.recipe import Recipe
+from forge.replies import ProposalReply
+from forge.required import EditBoard
+from forge.retaining import Retention, judge
+from forge.scored import Scored, scored
+from forge.screening import Draft, Refusal, Rules, Screener, read_draft
+
+SIMPLIFYING = ("remove", "replace")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """Why a campaign stopped. `failed` when the proposer could not be used: the exit code says so."""
+
+    reason: str
+    failed: bool = False
+
+
+class Campaign:
+    """The loop over one ledger."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        ledger: Ledger,
+        desk: Desk,
+        screener: Screener,
+        interview: Interview,
+        board: EditBoard,
+        explainer: Explainer,
+        noise: NoiseModel,
+        progress: Progress,
+    ) -> None:
+        self._recipe = recipe
+        self._ledger = ledger
+        self._desk = desk
+        self._screener = screener
+        self._interview = interview
+        self._board = board
+        self._explainer = explainer
+        self._noise = noise
+        self._progress = progress
+
+    def run(self) -> Ending:
+        """Walk turns until something ends the campaign, and note what it was."""
+        ending = self._walk()
+        turn = max((proposal.turn for proposal in self._ledger.proposals()), default=0)
+        self._ledger.add_note(NewNote(turn=turn, topic="end", text=ending.reason))
+        self._progress.milestone(f"ended: {ending.reason}")
+        return ending
+
+    def _walk(self) -> Ending:
+        rules = self._recipe.campaign
+        refused_in_a_row = 0
+        for turn in range(1, rules.max_turns + 1):
+            if self._ledger.budget().free < 1:
+                return Ending(reason="all evaluator calls are spent")
+            try:
+                spent = self._turn(turn)
+            except ProposerExhausted as done:
+                return Ending(reason=str(done))
+            except ProposerError as error:
+                return Ending(reason=f"the proposer cannot go on: {error}", failed=True)
+            except BudgetExhausted:
+                return Ending(reason="all evaluator calls are spent")
+            refused_in_a_row = 0 if spent else refused_in_a_row + 1
+            if refused_in_a_row >= rules.max_consecutive_refusals:
+                return Ending(reason=f"{refused_in_a_row} turns in a row ended without a program to evaluate", failed=True)
+        return Ending(reason=f"{rules.max_turns} turns are over")
+
+    def incumbent(self) -> Scored:
+        """Return the best valid program so far."""
+        stored = self._ledger.incumbent()
+        assert stored is not None, "the seed is made incumbent at set-up"
+        return Scored(
+            program=self._ledger.program(stored.program_id), evaluation=self._ledger.evaluation(stored.evaluation_id)
+        )
+
+    def _turn(self, turn: int) -> bool:
+        """Walk one turn; return whether a candidate was evaluated."""
+        incumbent = self.incumbent()
+        self._show_state(incumbent)
+        draft = self._propose(turn, incumbent)
+        if draft is None:
+            return False
+        program, proposal = draft
+        evaluation = self._desk.evaluate(
+            program,
+            "candidate",
+            seed=self._recipe.campaign.seed,
+            turn=turn,
+            why="; ".join(f"{claim.name} through {claim.cause}" for claim in proposal.mechanisms) or "a plain edit",
+        )
+        self._judge(turn, incumbent, program, evaluation, proposal)
+        return True
+
+    def _propose(self, turn: int, incumbent: Scored) -> tuple[Program, ProposalReply] | None:
+        """Ask for a candidate, with one repair; return it stored and screened, or None when it was refused twice."""
+        problems: tuple[str, ...] = ()
+        previous = ""
+        for attempt in (0, 1):
+            rules = self._rules(incumbent)
+            reply = self._interview.proposal(turn, attempt, incumbent, self._desk, rules, problems, previous)
+            draft: Draft | None = None
+            program: Program | None = None
+            try:
+                draft = read_draft(reply, rules)
+                program = self._screener.store(
+                    draft.source,
+                    origin="candidate",
+                    title=" + ".join(claim.name for claim in draft.proposal.mechanisms) or f"turn {turn}",
+                    parent=incumbent.program,
+                )
+                self._screener.run_draft(draft, program, rules)
+            except Refusal as refusal:
+                self._record(turn, attempt, draft, program, refusal)
+                self._progress.milestone(f"refused before any call ({refusal.stage}): {refusal.problems[0]}")
+                problems, previous = refusal.problems, reply.text
+                continue
+            self._record(turn, attempt, draft, program, None)
+            return program, draft.proposal
+        return None
+
+    def _record(
+        self, turn: int, attempt: int, draft: Draft | None, program: Program | None, refusal: Refusal | None
+    ) -> None:
+        proposal = draft.proposal if draft else None
+        self._ledger.record_proposal(
+            NewProposal(
+                turn=turn,
+                attempt=attempt,
+                status="refused" if refusal else "accepted",
+                llm_call_id=self._interview.last_call_id,
+                program_id=program.id if program else None,
+                stage=refusal.stage if refusal else "",
+                reason="\n".join(refusal.problems) if refusal else "",
+                claims=tuple({"mechanism": c.name, "cause": c.cause} for c in proposal.mechanisms) if proposal else (),
+                discharges=proposal.discharges if proposal else (),
+            )
+        )
+
+    def _rules(self, incumbent: Scored) -> Rules:
+        tried = [p for p in self._ledger.programs() if p.origin in ("seed", "candidate", "control")]
+        digests = {
+            str(screening.evidence.get("smoke_digest"))
+            for program in tried
+            for screening in self._ledger.screenings(program_id=program.id)
+            if screening.passed
+        }
+        return Rules(
+            incumbent=incumbent.program.source,
+            open_edits=self._board.open(),
+            barred=self._interview.barred(),
+            earlier_ast_hashes=frozenset(program.ast_hash for program in tried),
+            earlier_smoke_digests=frozenset(digests),
+            allowed_class=self._recipe.campaign.contract_class,
+        )
+
+    def _judge(
+        self, turn: int, incumbent: Scored, program: Program, evaluation: Evaluation, proposal: ProposalReply
+    ) -> None:
+        result = scored(evaluation)
+        records = {record.key: record for record in self._board.open()}
+        addressed = [records[key] for key in proposal.discharges if key in records]
+        if result is None:
+            assert evaluation.result is not None
+            self._progress.milestone(f"{program.title}: {evaluation.result.outcome}. {evaluation.result.reason}")
+            return
+        effect = effect_on(incumbent.result, result, self._noise)
+        sigma = self._recipe.statistics.promotion_sigma
+        executed = self._check_edits(turn, program, evaluation, addressed, worse=effect.z < -sigma)
+        retention = judge(
+            effect,
+            result,
+            incumbent.result,
+            promotion_sigma=sigma,
+            allowed=self._recipe.campaign.contract_class,
+            simplifies=any(record.edit.kind in SIMPLIFYING for record in executed),
+        )
+        self._retain(turn, program, evaluation, retention)
+        child = Scored(program=program, evaluation=evaluation)
+        surprising = effect.z <= -self._recipe.statistics.trigger_sigma and self._recipe.statistics.explain_losses
+        if effect.z >= self._recipe.statistics.trigger_sigma or surprising:
+            claims = tuple((claim.name, claim.cause) for claim in proposal.mechanisms)
+            self._explainer.explain(turn, incumbent, child, claims)
+
+    def _retain(self, turn: int, program: Program, evaluation: Evaluation, retention: Retention) -> None:
+        if retention.promoted:
+            self._ledger.set_incumbent(
+                NewIncumbent(turn=turn, program_id=program.id, evaluation_id=evaluation.id, reason=retention.reason)
+            )
+            self._progress.milestone(f"new incumbent {program.id} ({program.title}): {retention.reason}")
+        else:
+            self._ledger.add_note(NewNote(turn=turn, topic="retain", text=f"{program.id} not promoted: {retention.reason}"))
+            self._progress.milestone(f"{program.title} not promoted: {retention.reason}")
+
+    def _check_edits(
+        self, turn: int, program: Program, evaluation: Evaluation, addressed: list[EditRecord], *, worse: bool
+    ) -> list[EditRecord]:
+        """Hold the paid run to the required edits that it says it discharges; return those that executed."""
+        result = scored(evaluation)
+        assert result is not None
+        own = probe_evidence(result.evidence, program.source)
+        executed = []
+        for record in addressed:
+            twin = None
+            name = probe_mechanism(record.edit.probe)
+            twin_program = self._screener.twin_program(program, (name,)) if name else None
+            if twin_program is not None:
+                traced = self._desk.trace(twin_program, draw=evaluation.draw, seed=evaluation.seed)
+                twin = probe_evidence(traced, twin_program.source) if traced is not None else None
+            answer = check_probe(record.edit.probe, own, knocked_out=twin)
+            self._ledger.record_probe_result(
+                NewProbeResult(
+                    target_id=record.key,
+                    program_id=program.id,
+                    evaluation_id=evaluation.id,
+                    kind=record.edit.probe.kind,
+                    status=answer.status.value,
+                    detail=answer.detail,
+                    provisional=False,
+                )
+            )
+            after = self._board.attempted(record, answer, worse=worse, turn=turn, program_id=program.id)
+            self._progress.milestone(f"required edit {record.key}: {after.state.value}. {answer.detail}")
+            if answer.status is ProbeStatus.EXECUTED and not answer.advisory:
+                executed.append(record)
+        return executed
+
+    def _show_state(self, incumbent: Scored) -> None:
+        result = incumbent.result
+        bits = f"{result.effective_bits:.2f} bits" if result.effective_bits is not None else ""
+        self._progress.state(
+            self._ledger.budget(), f"{incumbent.program.title} {incumbent.program.id}", f"{result.nll:.4f} nats/token, {bits}"
+        )

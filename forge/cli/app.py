@@ -1,0 +1,169 @@
+"""The commands. Each is a thin layer: arguments in, one call of the library, a table (or ``--json``) out.
+
+Progress goes to standard error, results to standard output. Exit codes: 0 done; 1 the campaign could not go on, or the host
+failed; 2 the user's mistake, told in one sentence without a traceback; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from forge import __version__
+from forge.cli.errors import told_in_one_sentence
+
+app = typer.Typer(
+    name="quantforge",
+    help="Search for the algorithm that quantizes a language model to strict MXFP4 W4A4, and explain every gain it keeps.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+Run = Annotated[Path, typer.Argument(help="Folder of a run, as `run` printed it.", show_default=False)]
+
+
+def _emit(data: Any) -> None:
+    json.dump(data, sys.stdout, indent=2, sort_keys=True, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"quantforge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Search for the algorithm that quantizes a language model to strict MXFP4 W4A4, and explain every gain it keeps."""
+
+
+@app.command()
+def run(
+    recipe: Annotated[Path, typer.Argument(help="Recipe of the campaign, a TOML file.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="Run folder to make (default: under runs/out).")] = None,
+    budget: Annotated[int | None, typer.Option(help="Evaluator calls, in place of the recipe's.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed, in place of the recipe's.")] = None,
+    subject: Annotated[str | None, typer.Option(help="Shipped name, folder, GGUF file or hub id of the model.")] = None,
+    corpus: Annotated[Path | None, typer.Option(help="Text file, for a recipe whose corpus is a text.")] = None,
+    proposer: Annotated[str | None, typer.Option(help="catalogue or openai.")] = None,
+    sandbox: Annotated[str | None, typer.Option(help="bubblewrap, or none (shown in the ledger and every report).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a campaign: search, explain, and leave ledger, report and best program in the run folder."""
+    with told_in_one_sentence():
+        from forge.cli.campaigns import run_campaign
+
+        _finish(
+            run_campaign(
+                recipe, out=out, budget=budget, seed=seed, subject=subject, corpus=corpus, proposer=proposer, sandbox=sandbox
+            ),
+            as_json,
+        )
+
+
+@app.command()
+def resume(run: Run, as_json: Json = False) -> None:
+    """Go on with a campaign that was stopped or killed; nothing that was paid for is paid again."""
+    with told_in_one_sentence():
+        from forge.cli.campaigns import resume_campaign
+
+        _finish(resume_campaign(run), as_json)
+
+
+@app.command()
+def show(
+    run: Run,
+    what: Annotated[
+        str, typer.Argument(help="summary, observations, edits, refusals, calls, notes, or the id of a program.")
+    ] = "summary",
+    as_json: Json = False,
+) -> None:
+    """Read the ledger of a run, finished or running, without disturbing it."""
+    with told_in_one_sentence():
+        from forge.cli.showing import show_run
+
+        show_run(run, what, Console(), _emit if as_json else None)
+
+
+@app.command()
+def evaluate(
+    program: Annotated[str, typer.Argument(help="Shipped program by name, or the path of one.", show_default=False)],
+    recipe: Annotated[Path, typer.Option(help="Recipe that says how to evaluate.")] = Path("runs/recipes/quickstart.toml"),
+    subject: Annotated[str | None, typer.Option(help="Shipped name, folder, GGUF file or hub id of the model.")] = None,
+    corpus: Annotated[Path | None, typer.Option(help="Text file, for a recipe whose corpus is a text.")] = None,
+    split: Annotated[str, typer.Option(help="search or confirm.")] = "search",
+    draw: Annotated[int, typer.Option(min=0, help="Calibration draw.")] = 0,
+    sandbox: Annotated[str | None, typer.Option(help="bubblewrap or none.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluate one program once, outside any campaign."""
+    with told_in_one_sentence():
+        from forge.cli.evaluating import evaluate_program
+
+        ok = evaluate_program(
+            program, recipe, subject=subject, corpus=corpus, split=split, draw=draw, sandbox=sandbox,
+            console=Console(), emit=_emit if as_json else None,
+        )  # fmt: skip
+        if not ok:
+            raise typer.Exit(1)
+
+
+@app.command()
+def compare(
+    programs: Annotated[list[str], typer.Argument(help="Shipped programs by name, or paths.", show_default=False)],
+    recipe: Annotated[Path, typer.Option(help="Recipe that says how to evaluate.")] = Path("runs/recipes/quickstart.toml"),
+    subject: Annotated[str | None, typer.Option(help="Shipped name, folder, GGUF file or hub id of the model.")] = None,
+    corpus: Annotated[Path | None, typer.Option(help="Text file, for a recipe whose corpus is a text.")] = None,
+    split: Annotated[str, typer.Option(help="search or confirm.")] = "search",
+    sandbox: Annotated[str | None, typer.Option(help="bubblewrap or none.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluate programs side by side with one protocol: loss, perplexity, damage, recovery, bits, paired effects."""
+    with told_in_one_sentence():
+        from forge.cli.evaluating import compare_programs
+
+        compare_programs(
+            programs, recipe, subject=subject, corpus=corpus, split=split, sandbox=sandbox,
+            console=Console(), emit=_emit if as_json else None,
+        )  # fmt: skip
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Check this machine: sandbox, packages, devices, keys. Exit code 1 when a campaign could not run."""
+    with told_in_one_sentence():
+        from forge.cli.doctor import examine
+
+        if not examine(Console(), _emit if as_json else None):
+            raise typer.Exit(1)
+
+
+def _finish(outcome: Any, as_json: bool) -> None:
+    from forge.cli.campaigns import print_outcome
+
+    if as_json:
+        _emit(
+            outcome.summary.to_json()
+            | {"folder": str(outcome.folder.root), "ending": outcome.ending.reason, "failed": outcome.ending.failed}
+        )
+    else:
+        print_outcome(outcome, Console())
+    if outcome.ending.failed:
+        raise typer.Exit(1)
+
+
+def main() -> NoReturn:
+    """Entry point of the command."""
+    app()
+    raise SystemExit(0)

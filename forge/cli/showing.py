@@ -1,0 +1,100 @@
+"""`show`: the ledger in the terminal, read beside whoever writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hypotheses.ledger import Ledger
+from hypotheses.ledger.errors import LedgerNotFound
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from forge.cli.campaigns import print_edits, print_figures, print_observation, print_summary
+from forge.errors import ForgeError
+from forge.run_folder import RunFolder
+from forge.summary import Summary, summarize
+
+PARTS = ("summary", "observations", "edits", "refusals", "calls", "notes")
+
+Emit = Callable[[Any], None]
+
+
+class NothingToShow(ForgeError, ValueError):  # noqa: N818 - the name says it
+    """What was asked for is not in the ledger."""
+
+
+def show_run(run: Path, what: str, console: Console, emit: Emit | None) -> None:
+    """Print one part of a run's ledger, or the source of one program by its id."""
+    with Ledger.open(RunFolder.open(run).ledger, read_only=True) as ledger:
+        if what.startswith("prog-"):
+            _show_program(ledger, what, console, emit)
+            return
+        if what not in PARTS:
+            raise NothingToShow(f"{what!r} is no part of a ledger; give one of {', '.join(PARTS)}, or the id of a program")
+        summary = summarize(ledger)
+    if emit is not None:
+        data = summary.to_json()
+        keys = {"edits": "required_edits"}
+        emit(data if what == "summary" else data[keys.get(what, what)])
+        return
+    _print_part(summary, what, console)
+
+
+def _print_part(summary: Summary, what: str, console: Console) -> None:
+    if what == "summary":
+        print_summary(summary, console)
+    elif what == "observations":
+        for observation in summary.observations:
+            print_observation(observation, console)
+    elif what == "edits":
+        print_edits(summary.required_edits, console)
+    elif what == "refusals":
+        for refusal in summary.refusals:
+            console.print(Text(f"turn {refusal.turn}.{refusal.attempt} {refusal.kind}: {refusal.stage}: {refusal.reason}"))
+    elif what == "notes":
+        for turn, topic, text in summary.notes:
+            console.print(Text(f"turn {turn} {topic}: {text}"), soft_wrap=True)
+    else:
+        _print_calls(summary, console)
+
+
+def _print_calls(summary: Summary, console: Console) -> None:
+    print_figures(summary, console)
+    table = Table()
+    for heading in ("turn", "kind", "program", "id", "split", "draw", "outcome", "nats/token", "bits", "seconds", ""):
+        table.add_column(heading)
+    for row in summary.calls:
+        table.add_row(
+            "-" if row.turn is None else str(row.turn),
+            row.kind,
+            Text(row.program),
+            row.program_id,
+            row.split,
+            str(row.draw),
+            row.outcome,
+            "-" if row.nll is None else f"{row.nll:.4f}",
+            "-" if row.effective_bits is None else f"{row.effective_bits:.2f}",
+            f"{row.wall_s:.1f}",
+            "promoted" if row.promoted else "",
+        )
+    console.print(table)
+
+
+def _show_program(ledger: Ledger, program_id: str, console: Console, emit: Emit | None) -> None:
+    try:
+        program = ledger.program(program_id)
+    except LedgerNotFound as err:
+        known = ", ".join(item.id for item in ledger.programs()[:20])
+        raise NothingToShow(f"no program {program_id!r} in this ledger; known: {known}") from err
+    if emit is not None:
+        emit(
+            {"id": program.id, "title": program.title, "origin": program.origin, "parent": program.parent_id,
+             "mechanisms": list(program.mechanisms), "source": program.source}
+        )  # fmt: skip
+        return
+    console.print(Text(f"{program.id} {program.title} ({program.origin}), parent {program.parent_id or 'none'}"))
+    console.print(Syntax(program.source, "python", line_numbers=True, word_wrap=True))

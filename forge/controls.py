@@ -1,0 +1,48 @@
+"""The source of a control: made mechanically for knock-outs and knock-ins, from the proposer's edits for substitutes."""
+
+from __future__ import annotations
+
+from hypotheses.predictions import Control
+
+from forge import program_source
+from forge.edits import apply_edits, parse_blocks
+from forge.errors import ForgeError, ReplyProblem
+from forge.program_identity import ast_hash
+from forge.screening import Refusal, added_mechanisms, check_source
+
+BITS_TOLERANCE = 0.1
+"""Effective bits per weight that a substitute may differ from the child: a permutation's index, not a branch."""
+
+
+class ControlProblem(ForgeError, ValueError):
+    """The control cannot be made of these programs; the message says why."""
+
+
+def build_control(control: Control, *, parent: str, child: str) -> str:
+    """Return the source of a control.
+
+    knockout: the child with `removes` at their neutrals. knockin: the child with every mechanism that it has beyond the
+    parent, except `keeps`, at its neutral: the parent with `keeps` alone. substitute: the edits applied to `against`.
+
+    Raises:
+        ControlProblem: it names a mechanism that is not there, does not apply, or is no program; or it equals the child or
+            the parent.
+    """
+    try:
+        if control.edits is not None:
+            base = parent if control.against == "parent" else child
+            source = apply_edits(base, parse_blocks(control.edits))
+        elif control.kind == "knockin":
+            beyond = [name for name in added_mechanisms(parent, child) if name not in control.keeps]
+            source = program_source.knock_out(child, beyond) if beyond else child
+        else:
+            source = program_source.knock_out(child, control.removes)
+        check_source(source)
+    except ReplyProblem as problem:
+        raise ControlProblem("; ".join(problem.problems)) from problem
+    except Refusal as refusal:
+        raise ControlProblem(str(refusal)) from refusal
+    for name, other in (("child", child), ("parent", parent)):
+        if ast_hash(source) == ast_hash(other):
+            raise ControlProblem(f"control {control.key!r} equals the {name}, so it can tell nothing")
+    return source

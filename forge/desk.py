@@ -1,0 +1,176 @@
+"""The desk where evaluator calls are bought: reserve in the ledger, run, settle, in that order and nowhere else.
+
+An evaluation that the ledger holds already is returned as it stands and costs nothing: that is how a resumed campaign walks
+again over what it did before. A host error leaves the call reserved; the next process takes it over at no charge.
+"""
+
+from __future__ import annotations
+
+from evaluators.evaluator import Evaluator
+from evaluators.results import EvaluationResult, LayerError, Split
+from hypotheses.effects import PairedEffect, paired_effect
+from hypotheses.ledger import Evaluation, EvaluationKind, Ledger, NewErrorMap, NewEvaluation, Program, Settlement
+from hypotheses.probes import ProbeEvidence
+
+from forge import program_source
+from forge.noise import NoiseModel
+from forge.program_identity import mechanism_fingerprint
+from forge.progress import Progress
+
+CALIBRATION_OPERATIONS = frozenset({"inputs", "second_moment", "output_error"})
+"""Calls whose answers depend on the calibration draw."""
+
+
+class Desk:
+    """Runs programs for one campaign and keeps the ledger in step."""
+
+    def __init__(self, ledger: Ledger, evaluator: Evaluator, progress: Progress) -> None:
+        self._ledger = ledger
+        self._evaluator = evaluator
+        self._progress = progress
+
+    def evaluate(
+        self,
+        program: Program,
+        kind: EvaluationKind,
+        *,
+        split: Split = "search",
+        draw: int = 0,
+        seed: int = 0,
+        turn: int | None = None,
+        control_id: str | None = None,
+        observation_id: str | None = None,
+        reference_artifact: str | None = None,
+        why: str = "",
+    ) -> Evaluation:
+        """Return the settled evaluation of `program`, running it if the ledger does not hold it yet.
+
+        Raises:
+            BudgetExhausted: no call is left.
+        """
+        evaluation = self._ledger.reserve_evaluation(
+            NewEvaluation(
+                kind=kind,
+                split=split,
+                program_id=program.id,
+                draw=draw,
+                seed=seed,
+                turn=turn,
+                control_id=control_id,
+                observation_id=observation_id,
+                reference_artifact=reference_artifact,
+            )
+        )
+        if evaluation.is_settled and self._has_artifacts(evaluation):
+            self._progress.replayed(evaluation)
+            return evaluation
+        self._progress.evaluating(program, kind, split, draw, why)
+        result = self._evaluator.evaluate(
+            program.source, split=split, draw=draw, seed=seed, reference_artifact=reference_artifact
+        )
+        if not evaluation.is_settled:
+            evaluation = self._ledger.settle_evaluation(evaluation.id, settlement(result))
+        self._progress.evaluated(program, evaluation)
+        return evaluation
+
+    def full_precision(self, split: Split) -> Evaluation:
+        """Return the setup evaluation of the full-precision subject on `split`."""
+        evaluation = self._ledger.reserve_evaluation(NewEvaluation(kind="setup", split=split, program_id=None))
+        if not evaluation.is_settled:
+            self._progress.say(f"measuring the full-precision subject on the {split} split")
+            chunk_nll = self._evaluator.full_precision_nll(split)
+            evaluation = self._ledger.settle_evaluation(evaluation.id, Settlement(outcome="scored", chunk_nll=chunk_nll))
+        return evaluation
+
+    def error_map(self, artifact_hash: str) -> tuple[LayerError, ...]:
+        """Return the error map of an artifact, measured on gate text once and kept in the ledger."""
+        stored = self._ledger.find_error_map(artifact_hash)
+        if stored is None:
+            self._progress.say("measuring the incumbent's error map on the gate split")
+            rows = tuple(vars(row) for row in self._evaluator.error_map(artifact_hash))
+            stored = self._ledger.record_error_map(NewErrorMap(artifact_hash=artifact_hash, rows=rows))
+        return tuple(LayerError(**row) for row in stored.rows)
+
+    def trace(self, program: Program, *, draw: int, seed: int) -> dict[str, object] | None:
+        """Run a program on the whole subject without scoring it: evidence for a probe, no evaluator call.
+
+        None when it does not run to its end.
+        """
+        self._progress.say(f"tracing {program.title} for a probe")
+        result = self._evaluator.trace(program.source, draw=draw, seed=seed)
+        return result.evidence.to_json() if result.outcome.is_scored else None
+
+    def smoke(self, source: str, *, seed: int = 0) -> EvaluationResult:
+        """Run a program on the truncated subject: no score, no evaluator call."""
+        return self._evaluator.smoke(source, seed=seed)
+
+    def _has_artifacts(self, evaluation: Evaluation) -> bool:
+        """Whether the artifact of a stored evaluation is still on disk; a deleted one is made again at no charge."""
+        assert evaluation.result is not None
+        artifact = evaluation.result.artifact_hash
+        return artifact is None or self._evaluator.has_artifact(artifact)
+
+
+def settlement(result: EvaluationResult) -> Settlement:
+    """Return what the ledger keeps of a result."""
+    return Settlement(
+        outcome=result.outcome.value,
+        reason=result.reason,
+        chunk_nll=result.chunk_nll,
+        reference_chunk_nll=result.reference_chunk_nll,
+        tokens_per_chunk=result.tokens_per_chunk,
+        contract=result.contract,
+        contract_class=result.contract_class,
+        effective_bits=result.effective_bits,
+        artifact_hash=result.artifact_hash,
+        evidence=result.evidence.to_json(),
+        metered_tokens=result.metered_tokens,
+        route=result.route,
+        log_tail=result.program_log,
+        wall_s=result.wall_s,
+        device=result.device,
+        versions=result.versions,
+    )
+
+
+def is_calibrated(result: Settlement) -> bool:
+    """Whether the run asked for anything that depends on the calibration draw."""
+    return any(event.get("op") in CALIBRATION_OPERATIONS for event in result.evidence.get("events", ()))
+
+
+def effect_on(parent: Settlement, child: Settlement, noise: NoiseModel) -> PairedEffect:
+    """Return the effect of the child on the parent, both scored on the same split.
+
+    Every calibrated run adds the program-level variance once: each drew its own luck with the calibration text.
+    """
+    return _effect(parent.chunk_nll, child.chunk_nll, is_calibrated(parent) + is_calibrated(child), noise)
+
+
+def effect_on_reference(child: Settlement, parent: Settlement, noise: NoiseModel) -> PairedEffect:
+    """Return the effect in a confirmation: the parent's artifact was scored beside the child's."""
+    return _effect(child.reference_chunk_nll, child.chunk_nll, is_calibrated(parent) + is_calibrated(child), noise)
+
+
+def _effect(parent: tuple[float, ...], child: tuple[float, ...], calibrated: int, noise: NoiseModel) -> PairedEffect:
+    return paired_effect(
+        parent,
+        child,
+        program_variance=calibrated * noise.draw_variance,
+        program_draws=noise.num_draws if calibrated else None,
+    )
+
+
+def probe_evidence(evidence: dict[str, object], source: str) -> ProbeEvidence:
+    """Return what a probe may look at: trusted evidence of a run, and names defined in its source."""
+    events = evidence.get("events", ())
+    layers = evidence.get("layers", {})
+    assert isinstance(events, list | tuple)
+    assert isinstance(layers, dict)
+    names = program_source.function_names(source)
+    return ProbeEvidence(
+        events=tuple(events),
+        layers=layers,
+        mechanisms=program_source.mechanisms(source),
+        source_names=frozenset(names),
+        fingerprints={name: mechanism_fingerprint(source, name) for name in names},
+    )

@@ -1,0 +1,377 @@
+"""From a gain to a verdict: confirm it, let rivals predict, run the cheapest controls that separate them, decide by rule.
+
+The order is what makes it evidence. The confirmation (other text, another calibration draw) supplies the denominator, so that
+luck at the trigger does not inflate it. Hypotheses, controls, predictions and the design are registered in one transaction
+before any of the controls runs. A control counts only when trusted evidence shows that its change executed. The verdict is
+computed; the proposer has no say in it.
+"""
+
+from __future__ import annotations
+
+from hypotheses.design import ControlOption, Design, design_controls
+from hypotheses.effects import PairedEffect, expected_width, family_level
+from hypotheses.ledger import (
+    Ledger,
+    NewControl,
+    NewDesign,
+    NewHypothesis,
+    NewNote,
+    NewObservation,
+    NewPrediction,
+    NewProbeResult,
+    NewVerdict,
+    Observation,
+    Program,
+    Registration,
+)
+from hypotheses.predictions import Control, Explanation
+from hypotheses.probes import ProbeStatus, check_control
+from hypotheses.required_edits import check_required_edit
+from hypotheses.verdicts import ControlMeasurement, Verdict, VerdictStatus, decide
+
+from forge.controls import BITS_TOLERANCE, ControlProblem, build_control
+from forge.desk import Desk, effect_on, effect_on_reference, probe_evidence
+from forge.interview import Interview
+from forge.noise import NoiseModel
+from forge.progress import Progress
+from forge.recipe import Statistics
+from forge.replies import ExplanationReply
+from forge.required import EditBoard
+from forge.scored import Scored, scored
+from forge.screening import Screener
+
+CONFIRMATION_DRAW = 1
+"""Calibration draw of confirmations; searches and controls use draw 0."""
+
+
+class Explainer:
+    """Explains one difference at a time."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        desk: Desk,
+        screener: Screener,
+        interview: Interview,
+        board: EditBoard,
+        noise: NoiseModel,
+        statistics: Statistics,
+        progress: Progress,
+        seed: int,
+    ) -> None:
+        self._ledger = ledger
+        self._desk = desk
+        self._screener = screener
+        self._interview = interview
+        self._board = board
+        self._noise = noise
+        self._statistics = statistics
+        self._progress = progress
+        self._seed = seed
+
+    def explain(self, turn: int, parent: Scored, child: Scored, claims: tuple[tuple[str, str], ...]) -> None:
+        """Confirm the child's effect, and when it holds turn it into verdicts and required edits."""
+        search = effect_on(parent.result, child.result, self._noise)
+        if self._ledger.budget().free < 1:
+            self._note(turn, "budget", "no call is left to confirm the effect of this turn")
+            return
+        confirmation = self._desk.evaluate(
+            child.program,
+            "confirmation",
+            split="confirm",
+            draw=CONFIRMATION_DRAW,
+            seed=self._seed,
+            turn=turn,
+            reference_artifact=parent.result.artifact_hash,
+            why=f"does {search.mean:+.4f} nats/token hold on other text?",
+        )
+        result = scored(confirmation)
+        if result is None:
+            self._note(turn, "confirmation", f"the confirmation was not scored: {confirmation.result}")
+            return
+        confirmed = effect_on_reference(result, parent.result, self._noise)
+        if confirmed.mean * search.mean <= 0 or abs(confirmed.z) < self._statistics.confirm_sigma:
+            self._note(
+                turn,
+                "confirmation",
+                f"the effect did not hold: search {search.mean:+.4f} +- {search.standard_error:.4f}, "
+                f"confirm {confirmed.mean:+.4f} +- {confirmed.standard_error:.4f}",
+            )
+            return
+        observation = self._ledger.add_observation(
+            NewObservation(
+                turn=turn,
+                program_id=child.program.id,
+                parent_id=parent.program.id,
+                search_effect=search.mean,
+                search_se=search.standard_error,
+                confirmed_effect=confirmed.mean,
+                confirmed_se=confirmed.standard_error,
+                confirmation_id=confirmation.id,
+                body={"search": search.to_json(), "confirmed": confirmed.to_json()},
+            )
+        )
+        self._progress.milestone(
+            f"observation {observation.id}: {child.program.title} {confirmed.mean:+.4f} nats/token, confirmed"
+        )
+        reply = self._interview.explanation(turn, observation, parent, child, claims, search, confirmed)
+        if reply is not None:
+            self._test(turn, observation, parent, child, reply, search, confirmed)
+
+    def _test(
+        self,
+        turn: int,
+        observation: Observation,
+        parent: Scored,
+        child: Scored,
+        reply: ExplanationReply,
+        search: PairedEffect,
+        confirmed: PairedEffect,
+    ) -> None:
+        explanation = reply.explanation
+        programs, problems, known = self._control_programs(explanation, parent, child)
+        options = [
+            ControlOption(key=key, cost=explanation.control(key).cost, content_hash=program.id)
+            for key, program in programs.items()
+            if key not in known
+        ]
+        level = family_level(len(explanation.hypotheses), max(1, len(options)), alpha=self._statistics.error_rate)
+        # A control differs from the parent about as the child does, so its noise is taken to be the child's.
+        width = expected_width(confirmed, search, level=level)
+        design = design_controls(
+            [p for p in explanation.predictions if p.control in {option.key for option in options}],
+            options,
+            widths={option.key: width for option in options},
+            budget_calls=self._ledger.budget().free,
+        )
+        for key, reason in problems.items():
+            self._note(turn, "control", f"control {key!r} cannot be used: {reason}")
+        for key in known:
+            self._note(turn, "control", f"control {key!r} was evaluated before these predictions: shown, never evidence")
+        if not design.feasible:
+            self._note(turn, "design", f"no useful set of controls: {design.reason}")
+            self._progress.milestone(f"{observation.id}: no useful set of controls ({design.reason})")
+            return
+        usable = Explanation(
+            hypotheses=explanation.hypotheses,
+            controls=tuple(control for control in explanation.controls if control.key in design.widths),
+            predictions=tuple(p for p in explanation.predictions if p.control in design.widths),
+        )
+        registration = self._register(observation, usable, design, programs)
+        self._announce(usable, design)
+        measurements = [
+            self._run_control(turn, observation, registration, usable.control(key), programs[key], parent, child)
+            for key in design.chosen
+        ]
+        verdicts = decide(usable, confirmed, measurements, design, alpha=self._statistics.error_rate)
+        self._record(registration, verdicts, measurements, confirmed)
+        self._require(turn, observation, registration, verdicts, reply, child)
+
+    def _control_programs(
+        self, explanation: Explanation, parent: Scored, child: Scored
+    ) -> tuple[dict[str, Program], dict[str, str], set[str]]:
+        """Return the stored program of each control that can run, why the others cannot, and which are known already."""
+        programs: dict[str, Program] = {}
+        problems: dict[str, str] = {}
+        measured = {
+            self._ledger.program(evaluation.program_id).ast_hash
+            for evaluation in self._ledger.evaluations()
+            if evaluation.program_id is not None and evaluation.is_settled and evaluation.split == "search"
+        }
+        _, _, child_evidence = self._screener.smoke(child.program, allowed_class="corrected")
+        _, _, parent_evidence = self._screener.smoke(parent.program, allowed_class="corrected")
+        for control in explanation.controls:
+            try:
+                source = build_control(control, parent=parent.program.source, child=child.program.source)
+            except ControlProblem as problem:
+                problems[control.key] = str(problem)
+                continue
+            program = self._screener.store(source, origin="control", title=control.key, parent=child.program)
+            passed, reason, evidence = self._screener.smoke(program, allowed_class="corrected")
+            if not passed:
+                problems[control.key] = f"its smoke run ended so: {reason}"
+            elif evidence["smoke_digest"] == child_evidence["smoke_digest"]:
+                problems[control.key] = "it installs exactly what the child installs, on the truncated subject"
+            elif evidence["smoke_digest"] == parent_evidence["smoke_digest"]:
+                problems[control.key] = "it installs exactly what the parent installs, on the truncated subject"
+            elif control.kind == "substitute" and not _same_bits(evidence, child_evidence):
+                problems[control.key] = (
+                    f"a substitute spends the same bits: {evidence['effective_bits']:.3f} here, "
+                    f"{child_evidence['effective_bits']:.3f} in the child, on the truncated subject"
+                )
+            else:
+                programs[control.key] = program
+        known = {key for key, program in programs.items() if program.ast_hash in measured}
+        return programs, problems, known
+
+    def _register(
+        self, observation: Observation, explanation: Explanation, design: Design, programs: dict[str, Program]
+    ) -> Registration:
+        return self._ledger.register_explanation(
+            observation.id,
+            hypotheses=[
+                NewHypothesis(
+                    name=h.key, mechanism=h.mechanism, cause=h.cause, statement=h.statement, body=h.model_dump(mode="json")
+                )
+                for h in explanation.hypotheses
+            ],
+            controls=[
+                NewControl(
+                    name=c.key,
+                    kind=c.kind,
+                    mechanism=", ".join(c.removes or c.keeps),
+                    statement=c.description,
+                    program_id=programs[c.key].id,
+                    cost=c.cost,
+                    body=c.model_dump(mode="json"),
+                )
+                for c in explanation.controls
+            ],
+            predictions=[
+                NewPrediction(hypothesis=p.hypothesis, control=p.control, low=p.low, high=p.high)
+                for p in explanation.predictions
+            ],
+            design=NewDesign(
+                chosen=design.chosen, unseparated=design.unseparated, cost=design.cost, body=design.to_json()
+            ),
+        )
+
+    def _run_control(
+        self,
+        turn: int,
+        observation: Observation,
+        registration: Registration,
+        control: Control,
+        program: Program,
+        parent: Scored,
+        child: Scored,
+    ) -> ControlMeasurement:
+        stored = next(item for item in registration.controls if item.name == control.key)
+        evaluation = self._desk.evaluate(
+            program,
+            "control",
+            seed=self._seed,
+            turn=turn,
+            control_id=stored.id,
+            observation_id=observation.id,
+            why=control.description,
+        )
+        result = scored(evaluation)
+        if result is None:
+            assert evaluation.result is not None
+            return ControlMeasurement(
+                control=control.key,
+                effect=None,
+                executed=None,
+                outcome=evaluation.result.outcome,
+                reason=evaluation.result.reason,
+            )
+        base = parent if control.against == "parent" else child
+        answer = check_control(
+            probe_evidence(result.evidence, program.source),
+            probe_evidence(base.result.evidence, base.program.source),
+        )
+        self._ledger.record_probe_result(
+            NewProbeResult(
+                target_id=stored.id,
+                program_id=program.id,
+                evaluation_id=evaluation.id,
+                kind="artifact",
+                status=answer.status.value,
+                detail=answer.detail,
+                provisional=False,
+            )
+        )
+        executed = None if answer.status is ProbeStatus.UNDETERMINED else answer.status is ProbeStatus.EXECUTED
+        outcome = "scored"
+        spent, allowed = result.effective_bits, child.result.effective_bits
+        if control.kind == "substitute" and abs((spent or 0.0) - (allowed or 0.0)) > BITS_TOLERANCE:
+            outcome = "unequal_bits"
+        return ControlMeasurement(
+            control=control.key,
+            effect=effect_on(parent.result, result, self._noise),
+            executed=executed,
+            outcome=outcome,
+            reason=answer.detail,
+        )
+
+    def _record(
+        self,
+        registration: Registration,
+        verdicts: tuple[Verdict, ...],
+        measurements: list[ControlMeasurement],
+        confirmed: PairedEffect,
+    ) -> None:
+        by_name = {hypothesis.name: hypothesis.id for hypothesis in registration.hypotheses}
+        evidence = {
+            "child_effect": confirmed.to_json(),
+            "measurements": [measurement.to_json() for measurement in measurements],
+            "alpha": self._statistics.error_rate,
+        }
+        self._ledger.record_verdicts(
+            [
+                NewVerdict(
+                    hypothesis_id=by_name[verdict.hypothesis],
+                    status=verdict.status.value,
+                    rule=verdict.rule,
+                    reason=verdict.reason,
+                    evidence=evidence | {"verdict": verdict.to_json()},
+                )
+                for verdict in verdicts
+            ]
+        )
+        for verdict in verdicts:
+            self._progress.milestone(f"  {verdict.cause} ({verdict.mechanism}): {verdict.status.value}. {verdict.reason}")
+
+    def _require(
+        self,
+        turn: int,
+        observation: Observation,
+        registration: Registration,
+        verdicts: tuple[Verdict, ...],
+        reply: ExplanationReply,
+        child: Scored,
+    ) -> None:
+        """Turn verdicts into required edits: as the proposer worded them, where grammar and probe hold."""
+        by_name = {hypothesis.name: hypothesis.id for hypothesis in registration.hypotheses}
+        by_key = {verdict.hypothesis: verdict for verdict in verdicts}
+        incumbent = self._ledger.incumbent()
+        if incumbent is None or incumbent.program_id != child.program.id:
+            self._note(turn, "required edit", "the explained program is not the incumbent: its claims are judged, nothing is required")
+            return
+        evidence = probe_evidence(child.result.evidence, child.program.source)
+        wanted = []
+        for wish in reply.required_edits:
+            verdict = by_key.get(wish.hypothesis)
+            if verdict is None or verdict.status.value != wish.verdict:
+                continue
+            problems = check_required_edit(
+                wish.edit, verdict, mechanisms=child.program.mechanisms, incumbent=evidence
+            )
+            if problems:
+                self._note(turn, "required edit", f"not taken: {'; '.join(problems)}")
+            else:
+                wanted.append((wish.edit, by_name[wish.hypothesis]))
+        for record in self._board.require(wanted, observation_id=observation.id, turn=turn):
+            how = "blocking" if record.blocks else "open"
+            self._progress.milestone(f"  required edit {record.key} ({how}): {record.edit.kind} {record.edit.mechanism}: {record.edit.wording}")
+        refuted = [v for v in verdicts if v.status is VerdictStatus.REFUTED]
+        for verdict in refuted:
+            self._progress.milestone(f"  barred from now on: {verdict.mechanism} through {verdict.cause}")
+
+    def _announce(self, explanation: Explanation, design: Design) -> None:
+        for hypothesis in explanation.hypotheses:
+            self._progress.milestone(f"  rival {hypothesis.cause} ({hypothesis.mechanism}): {hypothesis.statement}")
+        self._progress.milestone(
+            f"  controls: {', '.join(design.chosen)} ({design.cost} of {design.cost_of_all} calls for all); "
+            f"predictions registered"
+        )
+
+    def _note(self, turn: int, topic: str, text: str) -> None:
+        self._ledger.add_note(NewNote(turn=turn, topic=topic, text=text))
+        self._progress.say(text)
+
+
+def _same_bits(a: dict[str, object], b: dict[str, object]) -> bool:
+    first, second = a.get("effective_bits"), b.get("effective_bits")
+    return isinstance(first, float) and isinstance(second, float) and abs(first - second) <= BITS_TOLERANCE

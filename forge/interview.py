@@ -1,0 +1,195 @@
+"""What the proposer is told and asked: requests built from the ledger, answers read, one repair for each.
+
+A request holds only what stands in the ledger at that moment, so that a resumed campaign asks the very same question and
+finds the answer recorded.
+"""
+
+from __future__ import annotations
+
+from hypotheses.effects import PairedEffect, expected_width, family_level
+from hypotheses.ledger import Ledger, NewNote, NewProposal, Observation
+from hypotheses.predictions import Explanation
+from hypotheses.required_edits import BarredClaim, barred_claims
+from hypotheses.verdicts import Verdict, VerdictStatus
+
+from forge import prompting
+from forge.asking import Asker
+from forge.controls import ControlProblem, build_control
+from forge.desk import Desk
+from forge.digest import ledger_digest
+from forge.errors import ReplyProblem
+from forge.program_identity import mechanism_fingerprint
+from forge.program_source import mechanisms
+from forge.proposers.base import ExplanationRequest, MeasuredEffect, ProposalRequest, Reply
+from forge.recipe import Recipe
+from forge.replies import ExplanationReply, parse_explanation
+from forge.scored import Scored
+from forge.screening import Rules, added_mechanisms
+
+
+class Interview:
+    """Asks one proposer on behalf of one campaign."""
+
+    def __init__(self, ledger: Ledger, asker: Asker, recipe: Recipe, noise_floor: float) -> None:
+        self._ledger = ledger
+        self._asker = asker
+        self._recipe = recipe
+        self._noise_floor = noise_floor
+
+    @property
+    def last_call_id(self) -> str:
+        """Id of the ledger's record of the last answer."""
+        return self._asker.last_call_id
+
+    def proposal(
+        self,
+        turn: int,
+        attempt: int,
+        incumbent: Scored,
+        desk: Desk,
+        rules: Rules,
+        problems: tuple[str, ...],
+        previous: str,
+    ) -> Reply:
+        """Ask for a candidate; `problems` and `previous` make it a repair."""
+        artifact = incumbent.result.artifact_hash
+        request = ProposalRequest(
+            prompt="",
+            turn=turn,
+            attempt=attempt,
+            problems=problems,
+            previous_reply=previous,
+            incumbent_source=incumbent.program.source,
+            mechanisms=mechanisms(incumbent.program.source),
+            error_map=desk.error_map(artifact) if artifact else (),
+            open_edits=rules.open_edits,
+            barred_claims=tuple(sorted(rules.barred, key=lambda claim: (claim.mechanism, claim.cause))),
+            earlier_ast_hashes=rules.earlier_ast_hashes,
+            tried=tuple(
+                (str(claim["mechanism"]), str(claim["cause"]))
+                for proposal in self._ledger.proposals()
+                if proposal.kind == "candidate"
+                for claim in proposal.claims
+            ),
+            digest=ledger_digest(self._ledger),
+            contract_class=self._recipe.campaign.contract_class,
+            budget_left=self._ledger.budget().free,
+            seed=self._recipe.campaign.seed,
+        )
+        return self._asker.propose(f"turn-{turn}/propose/{attempt}", prompting.with_prompt(request))
+
+    def explanation(
+        self,
+        turn: int,
+        observation: Observation,
+        parent: Scored,
+        child: Scored,
+        claims: tuple[tuple[str, str], ...],
+        search: PairedEffect,
+        confirmed: PairedEffect,
+    ) -> ExplanationReply | None:
+        """Ask for rivals, controls and predictions; None when the answer could not be used, also after one repair."""
+        problems: tuple[str, ...] = ()
+        previous = ""
+        for attempt in (0, 1):
+            added = added_mechanisms(parent.program.source, child.program.source)
+            request = ExplanationRequest(
+                prompt="",
+                observation=observation.id,
+                turn=turn,
+                attempt=attempt,
+                problems=problems,
+                previous_reply=previous,
+                parent_source=parent.program.source,
+                child_source=child.program.source,
+                mechanisms_added=added,
+                claims=claims,
+                effect=MeasuredEffect(
+                    name="child",
+                    effect=confirmed.mean,
+                    standard_error=confirmed.standard_error,
+                    split="confirm",
+                ),
+                known_effects=(
+                    MeasuredEffect(name="child", effect=search.mean, standard_error=search.standard_error, split="search"),
+                ),
+                noise_floor=self._noise_floor,
+                expected_width=expected_width(
+                    confirmed, search.standard_error, level=family_level(2, 2, alpha=self._recipe.statistics.error_rate)
+                ),
+                mechanical_controls=tuple(f"knockout {name}" for name in added if len(added) > 1)
+                + tuple(f"knockin {name}" for name in added if len(added) > 1),
+                barred_claims=tuple(sorted(self.barred(), key=lambda claim: (claim.mechanism, claim.cause))),
+                budget_left=self._ledger.budget().free,
+                seed=self._recipe.campaign.seed,
+            )
+            reply = self._asker.explain(f"turn-{turn}/explain/{attempt}", prompting.with_prompt(request))
+            try:
+                parsed = parse_explanation(reply.text, finish_reason=reply.finish_reason)
+                _check_controls(parsed.explanation, parent, child)
+            except ReplyProblem as problem:
+                problems, previous = problem.problems, reply.text
+                self._record(turn, attempt, problems)
+                continue
+            self._record(turn, attempt, ())
+            return parsed
+        self._ledger.add_note(
+            NewNote(turn=turn, topic="explanation", text=f"{observation.id} stays unexplained: {'; '.join(problems)}")
+        )
+        return None
+
+    def barred(self) -> frozenset[BarredClaim]:
+        """Return every claim that stands refuted, with the fingerprint of the mechanism where it was refuted."""
+        barred: set[BarredClaim] = set()
+        rows = {row.id: row for row in self._ledger.hypotheses()}
+        for observation in self._ledger.observations():
+            source = self._ledger.program(observation.program_id).source
+            declared = mechanisms(source)
+            verdicts = [
+                _verdict(rows[row.hypothesis_id].mechanism, rows[row.hypothesis_id].cause, row.status, row.reason)
+                for row in self._ledger.verdicts(observation.id)
+            ]
+            barred |= barred_claims(
+                verdicts, fingerprints={name: mechanism_fingerprint(source, name) for name in declared}
+            )
+        return frozenset(barred)
+
+    def _record(self, turn: int, attempt: int, problems: tuple[str, ...]) -> None:
+        self._ledger.record_proposal(
+            NewProposal(
+                turn=turn,
+                attempt=attempt,
+                kind="explanation",
+                status="refused" if problems else "accepted",
+                llm_call_id=self.last_call_id,
+                stage="explanation" if problems else "",
+                reason="\n".join(problems),
+            )
+        )
+
+
+def _check_controls(explanation: Explanation, parent: Scored, child: Scored) -> None:
+    """Raise `ReplyProblem` when not one control can be made of the two programs."""
+    problems = []
+    for control in explanation.controls:
+        try:
+            build_control(control, parent=parent.program.source, child=child.program.source)
+        except ControlProblem as problem:
+            problems.append(str(problem))
+    if len(problems) == len(explanation.controls):
+        raise ReplyProblem(problems)
+
+
+def _verdict(mechanism: str, cause: str, status: str, reason: str) -> Verdict:
+    """Return a stored verdict as far as barring needs it."""
+    return Verdict(
+        rule="",
+        hypothesis=cause,
+        mechanism=mechanism,
+        cause=cause,
+        status=VerdictStatus(status),
+        reason=reason,
+        alpha=0.0,
+        checks=(),
+        survivors=(),
+    )

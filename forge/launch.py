@@ -1,0 +1,300 @@
+"""Starting and resuming campaigns: subject, corpus, evaluator, ledger and noise floor put together, then the loop.
+
+What the user got wrong is found before anything is written: the recipe, the subject, the corpus and the sandbox are all
+checked before the run folder is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from evaluators.contract import CONTRACTS
+from evaluators.corpora import Corpus, load_corpus
+from evaluators.evaluator import Evaluator, runtime_versions
+from evaluators.sandbox import BubblewrapIsolation, Isolation, NoIsolation
+from evaluators.subjects import Subject, load_subject
+from hypotheses.effects import noise_floor, paired_effect, program_variance
+from hypotheses.ledger import Ledger, NewCampaign, NewIncumbent, NewNoise, NewProgram
+
+from forge import program_source
+from forge.asking import Asker
+from forge.campaign import Campaign, Ending
+from forge.desk import Desk
+from forge.errors import RecipeError
+from forge.explaining import Explainer
+from forge.interview import Interview
+from forge.noise import NoiseModel
+from forge.program_identity import ast_hash, normalized_ast_hash
+from forge.progress import Progress
+from forge.proposers.base import Proposer
+from forge.proposers.catalogue import CatalogueProposer, catalogue_hash
+from forge.recipe import Recipe, dump, load_recipe
+from forge.report import render_report
+from forge.required import EditBoard
+from forge.run_folder import RunFolder, describe_environment, write_atomically
+from forge.scored import scored
+from forge.screening import Refusal, Screener, check_source
+from forge.summary import Summary, summarize
+
+NOISE_PROGRAM = "gptq"
+"""Shipped program whose calibration draws measure the program-level variance; see `forge.noise`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a campaign ended, what it found and where it lies."""
+
+    ending: Ending
+    summary: Summary
+    folder: RunFolder
+
+
+def launch(recipe: Recipe, out: Path, progress: Progress) -> Outcome:
+    """Run a new campaign into the folder `out`."""
+    seed_source = read_program(recipe.campaign.seed_program)
+    proposer = make_proposer(recipe)
+    progress.say(f"loading {recipe.subject.reference}")
+    subject = load_subject(recipe.subject.reference, device=recipe.subject.device)
+    corpus = load_corpus(recipe.corpus, subject)
+    isolation = make_isolation(recipe)
+    environment = describe_environment(
+        subject={"name": subject.name, "hash": subject.hash, **subject.config_summary},
+        corpus={"hash": corpus.hash, "protocol": corpus.protocol},
+        device=recipe.subject.device,
+        sandbox=isolation.name,
+        seed=recipe.campaign.seed,
+        catalogue=catalogue_hash(),
+    )
+    folder = RunFolder.create(out, recipe_toml=dump(recipe), environment=environment)
+    try:
+        ledger = Ledger.create(folder.ledger, _campaign_record(recipe, subject, corpus, proposer, isolation))
+    except BaseException:
+        folder.discard()
+        raise
+    with ledger:
+        return _run(recipe, folder, ledger, subject, corpus, isolation, proposer, seed_source, progress)
+
+
+def relaunch(root: Path, progress: Progress) -> Outcome:
+    """Go on with the campaign in a run folder; a finished one is walked again and ends where it ended.
+
+    Raises:
+        RunFolderError: no run there. RecipeError: subject or corpus are no longer what they were.
+    """
+    folder = RunFolder.open(root)
+    recipe = load_recipe(folder.recipe)
+    with Ledger.open(folder.ledger) as ledger:
+        campaign = ledger.campaign()
+        subject = load_subject(recipe.subject.reference, device=recipe.subject.device)
+        corpus = load_corpus(recipe.corpus, subject)
+        isolation = make_isolation(recipe)
+        for what, then, now in (
+            ("subject", campaign.subject_hash, subject.hash),
+            ("corpus", campaign.corpus_hash, corpus.hash),
+            ("sandbox", campaign.sandbox, isolation.name),
+            ("budget", str(campaign.budget), str(recipe.campaign.budget_calls)),
+            ("seed", str(campaign.seed), str(recipe.campaign.seed)),
+        ):
+            if then != now:
+                raise RecipeError(
+                    f"the {what} of this run was {then} and is now {now}: figures would not be comparable; "
+                    "bring back what it was, or start a new run"
+                )
+        seed_source = ledger.programs(origin="seed")[0].source if ledger.programs(origin="seed") else None
+        return _run(
+            recipe,
+            folder,
+            ledger,
+            subject,
+            corpus,
+            isolation,
+            make_proposer(recipe),
+            seed_source or read_program(recipe.campaign.seed_program),
+            progress,
+        )
+
+
+def read_program(reference: str) -> str:
+    """Return the source of a shipped program by name, or of a file by path.
+
+    Raises:
+        RecipeError: there is no such program, or it is no valid one.
+    """
+    shipped = shipped_programs()
+    if reference in shipped:
+        return (resources.files("forge") / "programs" / f"{reference}.py").read_text(encoding="utf-8")
+    path = Path(reference).expanduser()
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        raise RecipeError(
+            f"program {reference!r} is neither a shipped one ({', '.join(shipped)}) nor a readable file: {err}"
+        ) from err
+    try:
+        check_source(source)
+    except Refusal as refusal:
+        raise RecipeError(f"program {reference!r} cannot be run: {'; '.join(refusal.problems)}") from refusal
+    return source
+
+
+def shipped_programs() -> tuple[str, ...]:
+    """Return the names of the shipped programs."""
+    folder = resources.files("forge") / "programs"
+    return tuple(sorted(file.name.removesuffix(".py") for file in folder.iterdir() if file.name.endswith(".py")))
+
+
+def make_isolation(recipe: Recipe) -> Isolation:
+    """Return the isolation that the recipe asks for."""
+    return NoIsolation() if recipe.sandbox.mode == "none" else BubblewrapIsolation()
+
+
+def make_proposer(recipe: Recipe) -> Proposer:
+    """Return the proposer that the recipe names."""
+    if recipe.campaign.proposer == "openai":
+        # Imported here: the client's package is slow to load, and only these campaigns need it.
+        from forge.proposers.openai_client import OpenAIProposer
+
+        return OpenAIProposer.from_recipe(recipe.llm)
+    return CatalogueProposer()
+
+
+@contextlib.contextmanager
+def open_evaluator(
+    recipe: Recipe, subject: Subject, corpus: Corpus, isolation: Isolation, artifacts: Path
+) -> Iterator[Evaluator]:
+    """Yield the evaluator of a recipe; its waiting workers end with the block."""
+    with Evaluator(
+        subject,
+        corpus,
+        CONTRACTS[recipe.campaign.contract],
+        isolation,
+        recipe.limits.build(),
+        artifacts,
+        calibration_chunks=recipe.evaluation.calibration_chunks,
+        threads=recipe.evaluation.threads,
+    ) as evaluator:
+        yield evaluator
+
+
+def _campaign_record(
+    recipe: Recipe, subject: Subject, corpus: Corpus, proposer: Proposer, isolation: Isolation
+) -> NewCampaign:
+    return NewCampaign(
+        recipe=recipe.model_dump(mode="json", exclude={"campaign": {"out"}}),
+        seed=recipe.campaign.seed,
+        budget=recipe.campaign.budget_calls,
+        contract=recipe.campaign.contract,
+        subject_name=subject.name,
+        subject_hash=subject.hash,
+        corpus_hash=corpus.hash,
+        corpus_protocol=corpus.protocol,
+        proposer=proposer.label,
+        sandbox=isolation.name,
+    )
+
+
+def _run(
+    recipe: Recipe,
+    folder: RunFolder,
+    ledger: Ledger,
+    subject: Subject,
+    corpus: Corpus,
+    isolation: Isolation,
+    proposer: Proposer,
+    seed_source: str,
+    progress: Progress,
+) -> Outcome:
+    ledger.record_environment(device=recipe.subject.device, versions=runtime_versions())
+    with open_evaluator(recipe, subject, corpus, isolation, folder.artifacts) as evaluator:
+        desk = Desk(ledger, evaluator, progress)
+        screener = Screener(ledger, desk, recipe.campaign.seed)
+        desk.full_precision("search")
+        noise = _set_up(recipe, ledger, desk, screener, seed_source, progress)
+        asker = Asker(
+            proposer,
+            ledger,
+            progress,
+            max_tokens_total=recipe.llm.max_tokens_total,
+            max_cost=recipe.llm.max_cost,
+        )
+        interview = Interview(ledger, asker, recipe, noise.floor)
+        board = EditBoard(ledger)
+        explainer = Explainer(
+            ledger, desk, screener, interview, board, noise, recipe.statistics, progress, recipe.campaign.seed
+        )
+        campaign = Campaign(recipe, ledger, desk, screener, interview, board, explainer, noise, progress)
+        ending = campaign.run()
+        best = campaign.incumbent()
+    write_atomically(folder.best, best.program.source)
+    summary = summarize(ledger)
+    write_atomically(folder.report, render_report(summary))
+    return Outcome(ending=ending, summary=summary, folder=folder)
+
+
+def _set_up(
+    recipe: Recipe, ledger: Ledger, desk: Desk, screener: Screener, seed_source: str, progress: Progress
+) -> NoiseModel:
+    """Score the seed, make it the incumbent, and measure the noise floor; set-up, not budget."""
+    name = recipe.campaign.seed_program
+    seed = screener.store(seed_source, origin="seed", title=Path(name).stem, parent=None)
+    first = desk.evaluate(seed, "setup", seed=recipe.campaign.seed, why="the seed of the search")
+    result = scored(first)
+    if result is None:
+        reason = first.result.reason if first.result else ""
+        raise RecipeError(f"seed program {name!r} cannot be scored on this subject: {reason}")
+    screener.smoke(seed, allowed_class="corrected")
+    if ledger.incumbent() is None:
+        ledger.set_incumbent(NewIncumbent(turn=0, program_id=seed.id, evaluation_id=first.id, reason="seed of the search"))
+    reference = ledger.add_program(_noise_program())
+    draws = [
+        desk.evaluate(
+            reference,
+            "setup",
+            draw=draw,
+            seed=recipe.campaign.seed,
+            why=f"noise floor, calibration draw {draw + 1} of {recipe.evaluation.noise_draws}",
+        )
+        for draw in range(recipe.evaluation.noise_draws)
+    ]
+    losses = [scored(draw) for draw in draws]
+    if any(loss is None for loss in losses):
+        failed = next(draw for draw in draws if scored(draw) is None)
+        raise RecipeError(
+            f"the noise floor cannot be measured: program {NOISE_PROGRAM!r} ended "
+            f"{failed.result.outcome if failed.result else ''}: {failed.result.reason if failed.result else ''}"
+        )
+    means = [loss.nll for loss in losses if loss is not None and loss.nll is not None]
+    variance = program_variance(means)
+    assert losses[0] is not None
+    effect = paired_effect(result.chunk_nll, losses[0].chunk_nll, program_variance=2 * variance)
+    floor = noise_floor(effect.chunk_variance / effect.num_chunks, 2 * variance)
+    ledger.record_noise(
+        NewNoise(
+            program_id=reference.id,
+            split="search",
+            floor=floor,
+            chunk_variance=effect.chunk_variance,
+            draw_variance=variance,
+            num_chunks=effect.num_chunks,
+            evaluation_ids=tuple(draw.id for draw in draws),
+            body={"draw_means": means, "paired_with": first.id},
+        )
+    )
+    progress.milestone(f"noise floor {floor:.5f} nats/token (calibration draws: sd {variance**0.5:.5f})")
+    return NoiseModel(draw_variance=variance, num_draws=len(draws), floor=floor)
+
+
+def _noise_program() -> NewProgram:
+    source = read_program(NOISE_PROGRAM)
+    return NewProgram(
+        source=source,
+        origin="control",
+        ast_hash=ast_hash(source),
+        normalized_ast_hash=normalized_ast_hash(source),
+        title=NOISE_PROGRAM,
+        mechanisms=program_source.mechanisms(source),
+    )

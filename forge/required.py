@@ -1,0 +1,100 @@
+"""The board of required edits: the ledger's rows on one side, the rules of `hypotheses.required_edits` on the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypotheses.ledger import Ledger, NewRequiredEdit
+from hypotheses.ledger import RequiredEdit as StoredEdit
+from hypotheses.probes import ProbeResult
+from hypotheses.required_edits import EditRecord, EditState, RequiredEdit, attempt, contradict, supersede
+
+LINEAGE = "main"
+"""A campaign with one incumbent has one line of programs."""
+
+IN_VAIN = "attempted"
+"""State that the ledger notes for a paid attempt that did not execute; the edit stays open."""
+
+
+class EditBoard:
+    """Required edits of one campaign."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def records(self) -> tuple[EditRecord, ...]:
+        """Return every required edit as it stands, oldest first."""
+        return tuple(_record(stored) for stored in self._ledger.required_edits())
+
+    def open(self) -> tuple[EditRecord, ...]:
+        """Return the open ones, the blocking one first."""
+        return tuple(sorted((r for r in self.records() if r.is_open), key=lambda record: (not record.blocks, record.order)))
+
+    def require(
+        self, edits: Sequence[tuple[RequiredEdit, str]], *, observation_id: str, turn: int
+    ) -> tuple[EditRecord, ...]:
+        """Add edits that verdicts ask for, each with the id of its hypothesis; the first one may block.
+
+        Against older edits the newer verdict wins; of two from one observation that contradict each other the first stays.
+
+        Returns:
+            The records of the new edits.
+        """
+        taken: list[RequiredEdit] = []
+        added: list[str] = []
+        for edit, hypothesis_id in edits:
+            if any(contradict(edit, other) for other in taken):
+                continue
+            edit = edit.model_copy(update={"blocking": edit.blocking and not taken})
+            before = self.records()
+            order = max((record.order for record in before), default=0) + 1
+            after = supersede(before, EditRecord(key="new", edit=edit, lineage=LINEAGE, order=order))
+            closed = [new.key for old, new in zip(before, after[:-1], strict=True) if old.state is not new.state]
+            stored = self._ledger.add_required_edit(
+                NewRequiredEdit(
+                    observation_id=observation_id,
+                    hypothesis_id=hypothesis_id,
+                    kind=edit.kind,
+                    mechanism=edit.mechanism,
+                    cause=edit.cause,
+                    text=edit.wording,
+                    turn=turn,
+                    blocking=edit.blocking,
+                    lineage=LINEAGE,
+                    probe=edit.probe.model_dump(mode="json"),
+                    body=edit.model_dump(mode="json"),
+                ),
+                supersedes=closed,
+            )
+            taken.append(edit)
+            added.append(stored.id)
+        return tuple(record for record in self.records() if record.key in added)
+
+    def attempted(
+        self, record: EditRecord, result: ProbeResult, *, worse: bool, turn: int, program_id: str
+    ) -> EditRecord:
+        """Return the record after a paid run of a program that addresses it, with its change stored."""
+        after = attempt(record, result, paid=True, worse=worse)
+        self._store(after, before=record, turn=turn, program_id=program_id)
+        return after
+
+    def _store(self, record: EditRecord, *, before: EditRecord, turn: int, program_id: str | None = None) -> None:
+        if record == before:
+            return
+        state = record.state.value if record.state is not before.state else IN_VAIN
+        self._ledger.change_required_edit(record.key, state, turn=turn, reason=record.note, program_id=program_id)
+
+
+def _record(stored: StoredEdit) -> EditRecord:
+    last = stored.history[-1]
+    state = EditState.OPEN if last.state == IN_VAIN else EditState(last.state)
+    attempts = sum(entry.state in (IN_VAIN, "discharged", "expired", "costly") for entry in stored.history)
+    return EditRecord(
+        key=stored.id,
+        edit=RequiredEdit.model_validate(stored.body),
+        lineage=stored.lineage,
+        order=stored.seq,
+        state=state,
+        paid_attempts=attempts,
+        note=last.reason,
+    )

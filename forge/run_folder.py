@@ -1,0 +1,165 @@
+"""The folder of one run: where everything a campaign leaves behind is kept.
+
+    recipe.toml        the recipe as it ran, overrides included
+    environment.json   versions, device, commit, seeds, hashes; written before the first evaluation
+    ledger.sqlite      the record of everything (and ledger.sqlite-wal while it runs)
+    artifacts/         quantized subjects by hash, safetensors
+    best.py            source of the incumbent
+    report.md          what was found, rewritten when the run ends
+
+A run folder is made whole or not at all: it is filled under a temporary name and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from forge.errors import ForgeError
+
+PACKAGES = (
+    "quantforge",
+    "torch",
+    "transformers",
+    "safetensors",
+    "sqlalchemy",
+    "pydantic",
+    "scipy",
+    "openai",
+    "datasets",
+)
+
+
+class RunFolderError(ForgeError, ValueError):
+    """The run folder cannot be made or is no run folder; the message holds the repair."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths inside one run folder."""
+
+    root: Path
+
+    @property
+    def recipe(self) -> Path:
+        return self.root / "recipe.toml"
+
+    @property
+    def environment(self) -> Path:
+        return self.root / "environment.json"
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "ledger.sqlite"
+
+    @property
+    def artifacts(self) -> Path:
+        return self.root / "artifacts"
+
+    @property
+    def best(self) -> Path:
+        return self.root / "best.py"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.md"
+
+    @classmethod
+    def create(cls, root: Path, *, recipe_toml: str, environment: dict[str, Any]) -> RunFolder:
+        """Make the folder with its recipe and environment.
+
+        Raises:
+            RunFolderError: the folder exists already, or cannot be written.
+        """
+        if root.exists():
+            raise RunFolderError(
+                f"run folder {str(root)!r} exists already; continue it with `quantforge resume {root}`, "
+                "or name another with --out"
+            )
+        try:
+            root.parent.mkdir(parents=True, exist_ok=True)
+            scratch = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))
+            made = cls(scratch)
+            made.recipe.write_text(recipe_toml)
+            made.environment.write_text(json.dumps(environment, indent=2, sort_keys=True) + "\n")
+            made.artifacts.mkdir()
+            scratch.chmod(0o755)
+            scratch.rename(root)
+        except OSError as err:
+            raise RunFolderError(f"run folder {str(root)!r} cannot be made: {err}; name another with --out") from err
+        return cls(root)
+
+    @classmethod
+    def open(cls, root: Path) -> RunFolder:
+        """Return the folder of an earlier run.
+
+        Raises:
+            RunFolderError: there is no run in it.
+        """
+        folder = cls(root)
+        missing = [path.name for path in (folder.recipe, folder.ledger) if not path.is_file()]
+        if missing:
+            raise RunFolderError(f"{str(root)!r} is no run folder: it has no {' and no '.join(missing)}")
+        return folder
+
+    def discard(self) -> None:
+        """Remove a folder whose run could not even be set up."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` so that a reader, or a crash, sees the old file or the new one."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(name).chmod(0o644)
+    Path(name).replace(path)
+
+
+def describe_environment(**facts: Any) -> dict[str, Any]:
+    """Return versions, machine and commit of this process, with `facts` beside them. Holds no secret and no path."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "commit": _commit(),
+        **facts,
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str:
+    """Return the commit of the checkout that this package is imported from, or an empty text for an installed one."""
+    checkout = Path(__file__).resolve().parent.parent
+    if not (checkout / ".git").exists():
+        return ""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            cwd=checkout,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

@@ -1,0 +1,263 @@
+"""Screening: everything that a candidate must pass before an evaluator call is spent on it.
+
+In order: the reply reads, its edits apply whole and uniquely, the program keeps the convention and the static rules, differs
+from every earlier program, addresses the blocking required edit, claims nothing that stands refuted, runs on the truncated
+subject inside the sandbox, installs something that no earlier program installs there, really executes each mechanism it adds
+(replaced by its neutral, the installed tensors must change), and passes the probes of the required edits that it discharges.
+The first stage that fails refuses the candidate with exact reasons, which the proposer is shown once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from evaluators.results import ContractClass, EvaluationResult
+from hypotheses.ledger import Ledger, NewProbeResult, NewProgram, NewScreening, Program, ProgramOrigin
+from hypotheses.probes import ProbeEvidence, ProbeResult, ProbeStatus, check_probe, probe_mechanism
+from hypotheses.required_edits import BarredClaim, EditRecord, claim_is_barred
+
+from forge import program_source
+from forge.desk import Desk, probe_evidence
+from forge.edits import apply_edits
+from forge.errors import ProgramProblem, ReplyProblem
+from forge.program_identity import ast_hash, mechanism_fingerprint, normalized_ast_hash
+from forge.proposers.base import Reply
+from forge.replies import ProposalReply, parse_proposal
+from forge.retaining import is_class_allowed
+from forge.static_checks import static_problems
+
+
+class Refusal(Exception):  # noqa: N818 - a normal outcome of screening
+    """A candidate was refused before any call: at which stage, and every reason as a sentence."""
+
+    def __init__(self, stage: str, problems: Iterable[str]) -> None:
+        self.stage = stage
+        self.problems = tuple(problems)
+        super().__init__(f"{stage}: {'; '.join(self.problems)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What a candidate is held to at this moment of the campaign."""
+
+    incumbent: str
+    open_edits: tuple[EditRecord, ...]
+    barred: frozenset[BarredClaim]
+    earlier_ast_hashes: frozenset[str]
+    earlier_smoke_digests: frozenset[str]
+    allowed_class: ContractClass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A candidate that passed everything that needs no run."""
+
+    source: str
+    proposal: ProposalReply
+    added: tuple[str, ...]
+
+
+def read_draft(reply: Reply, rules: Rules) -> Draft:
+    """Return the candidate that a reply makes of the incumbent.
+
+    Raises:
+        Refusal: with the stage and the reasons.
+    """
+    try:
+        proposal = parse_proposal(reply.text, finish_reason=reply.finish_reason)
+    except ReplyProblem as problem:
+        raise Refusal("format", problem.problems) from problem
+    try:
+        source = apply_edits(rules.incumbent, proposal.edits)
+    except ReplyProblem as problem:
+        raise Refusal("edits", problem.problems) from problem
+    check_source(source)
+    if ast_hash(source) in rules.earlier_ast_hashes:
+        raise Refusal("duplicate", ["The edited program is one that was tried before (comments and layout aside)."])
+    declared = program_source.mechanisms(source)
+    undeclared = [claim.name for claim in proposal.mechanisms if claim.name not in declared]
+    if undeclared:
+        raise Refusal(
+            "mechanisms", [f"Mechanism {name!r} is relied on but is not in MECHANISMS {declared}." for name in undeclared]
+        )
+    _check_required(proposal, rules)
+    _check_claims(source, proposal, rules)
+    return Draft(source=source, proposal=proposal, added=added_mechanisms(rules.incumbent, source))
+
+
+def check_source(source: str) -> None:
+    """Raise `Refusal` unless the source keeps the program convention and the static rules."""
+    problems = program_source.check_convention(source)
+    if problems:
+        raise Refusal("convention", problems)
+    problems = static_problems(source)
+    if problems:
+        raise Refusal("static", problems)
+
+
+def added_mechanisms(parent: str, child: str) -> tuple[str, ...]:
+    """Return the mechanisms that the child declares and the parent lacks, or has with other code."""
+    before = set(program_source.mechanisms(parent))
+    return tuple(
+        name
+        for name in program_source.mechanisms(child)
+        if name not in before or mechanism_fingerprint(parent, name) != mechanism_fingerprint(child, name)
+    )
+
+
+def smoke_digest(result: EvaluationResult) -> str:
+    """Return a hash of everything that a smoke run installed."""
+    digests = {name: layer.get("digest") for name, layer in sorted(result.evidence.layers.items())}
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
+class Screener:
+    """The part of screening that runs programs on the truncated subject, and keeps what it saw in the ledger."""
+
+    def __init__(self, ledger: Ledger, desk: Desk, seed: int) -> None:
+        self._ledger = ledger
+        self._desk = desk
+        self._seed = seed
+
+    def store(self, source: str, *, origin: ProgramOrigin, title: str, parent: Program | None) -> Program:
+        """Put a program into the ledger."""
+        return self._ledger.add_program(
+            NewProgram(
+                source=source,
+                origin=origin,
+                ast_hash=ast_hash(source),
+                normalized_ast_hash=normalized_ast_hash(source),
+                title=title,
+                parent_id=parent.id if parent else None,
+                mechanisms=program_source.mechanisms(source),
+            )
+        )
+
+    def smoke(self, program: Program, *, allowed_class: ContractClass) -> tuple[bool, str, dict[str, object]]:
+        """Run a program on the truncated subject, once; return whether it passed, why not, and the evidence."""
+        stored = self._ledger.find_screening(program.id)
+        if stored is None:
+            result = self._desk.smoke(program.source, seed=self._seed)
+            passed = result.outcome.is_scored and is_class_allowed(result.contract_class, allowed_class)
+            reason = result.reason
+            if result.outcome.is_scored and not passed:
+                reason = f"class {result.contract_class!r} is beyond {allowed_class!r}, which this campaign searches"
+            stored = self._ledger.record_screening(
+                NewScreening(
+                    program_id=program.id,
+                    passed=passed,
+                    smoke_outcome=result.outcome.value,
+                    reason=reason,
+                    evidence=result.evidence.to_json()
+                    | {"smoke_digest": smoke_digest(result), "effective_bits": result.effective_bits},
+                )
+            )
+        return stored.passed, f"{stored.smoke_outcome}: {stored.reason}" if stored.reason else "", stored.evidence
+
+    def run_draft(self, draft: Draft, program: Program, rules: Rules) -> dict[str, ProbeResult]:
+        """Hold a stored draft to the stages that run it; return the provisional answers by required edit.
+
+        Raises:
+            Refusal: with the stage and the reasons.
+        """
+        passed, reason, evidence = self.smoke(program, allowed_class=rules.allowed_class)
+        if not passed:
+            raise Refusal("smoke", [f"The smoke run on the truncated subject ended so: {reason}"])
+        if evidence["smoke_digest"] in rules.earlier_smoke_digests:
+            raise Refusal(
+                "duplicate", ["On the truncated subject it installs exactly what an earlier program installs there."]
+            )
+        own = probe_evidence(evidence, program.source)
+        before = set(program_source.mechanisms(rules.incumbent))
+        twins = {name: self._twin(program, name, rules) for name in draft.added if name not in before}
+        idle = [name for name, twin in twins.items() if twin is not None and not _differs(own, twin)]
+        if idle:
+            raise Refusal(
+                "execution",
+                [
+                    f"Mechanism {name!r} does not execute: with its neutral in its place the smoke run installs the same."
+                    for name in idle
+                ],
+            )
+        answers: dict[str, ProbeResult] = {}
+        for record in rules.open_edits:
+            if record.key not in draft.proposal.discharges:
+                continue
+            name = probe_mechanism(record.edit.probe)
+            twin = twins.get(name) if name in twins else self._twin(program, name, rules) if name else None
+            answer = check_probe(record.edit.probe, own, knocked_out=twin)
+            answers[record.key] = answer
+            self._ledger.record_probe_result(
+                NewProbeResult(
+                    target_id=record.key,
+                    program_id=program.id,
+                    kind=record.edit.probe.kind,
+                    status=answer.status.value,
+                    detail=answer.detail,
+                    provisional=True,
+                )
+            )
+        failed = [(key, answer) for key, answer in answers.items() if answer.status is ProbeStatus.NOT_EXECUTED]
+        if failed:
+            raise Refusal("probe", [f"Required edit {key} is not carried out: {answer.detail}." for key, answer in failed])
+        return answers
+
+    def _twin(self, program: Program, mechanism: str, rules: Rules) -> ProbeEvidence | None:
+        """Return the smoke evidence of the program with a mechanism at its neutral; None when it cannot run."""
+        twin = self.twin_program(program, (mechanism,))
+        if twin is None:
+            return None
+        passed, _, evidence = self.smoke(twin, allowed_class="corrected")
+        return probe_evidence(evidence, twin.source) if passed else None
+
+    def twin_program(self, program: Program, mechanisms: Sequence[str]) -> Program | None:
+        """Return the stored program with mechanisms at their neutrals; None when it declares no such mechanism."""
+        if not set(mechanisms) <= set(program.mechanisms):
+            return None
+        try:
+            source = program_source.knock_out(program.source, mechanisms)
+        except ProgramProblem:
+            return None
+        return self.store(source, origin="knockout", title=f"{program.title} without {', '.join(mechanisms)}", parent=program)
+
+
+def _differs(own: ProbeEvidence, twin: ProbeEvidence) -> bool:
+    return any(layer.get("digest") != twin.layers.get(name, {}).get("digest") for name, layer in own.layers.items())
+
+
+def _check_required(proposal: ProposalReply, rules: Rules) -> None:
+    known = {record.key: record for record in rules.open_edits}
+    problems = [
+        f"{key!r} is no open required edit; open: {', '.join(known) or 'none'}."
+        for key in proposal.discharges
+        if key not in known
+    ]
+    problems += [
+        f"Required edit {record.key} blocks: {record.edit.wording}. The candidate must carry it out and list it under Discharges."
+        for record in rules.open_edits
+        if record.blocks and record.key not in proposal.discharges
+    ]
+    if problems:
+        raise Refusal("required edit", problems)
+
+
+def _check_claims(source: str, proposal: ProposalReply, rules: Rules) -> None:
+    retested = {
+        (record.edit.mechanism, record.edit.cause)
+        for record in rules.open_edits
+        if record.edit.kind == "retest" and record.key in proposal.discharges
+    }
+    problems = []
+    for claim in proposal.mechanisms:
+        fingerprint = mechanism_fingerprint(source, claim.name)
+        barred = claim_is_barred(claim.name, fingerprint, claim.cause, rules.barred)
+        if barred is not None and (barred.mechanism, barred.cause) not in retested:
+            problems.append(
+                f"The claim that {claim.name!r} acts through {claim.cause!r} stands refuted (as {barred.mechanism!r}); "
+                "lean on another cause, or leave the mechanism as it is."
+            )
+    if problems:
+        raise Refusal("barred claim", problems)

@@ -1,0 +1,356 @@
+"""What a campaign found, as plain data: the one source for the terminal, the report and ``--json``.
+
+Built from the ledger alone, so it works on a finished run, a running one and a copy on another machine.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hypotheses.effects import Interval
+from hypotheses.ledger import Budget, Evaluation, Ledger, Observation
+from hypotheses.verdicts import RULE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One program's score. damage = ln(ppl / ppl of full precision), nats per token; recovery = share of the seed's damage
+    that is gone."""  # noqa: D205, D209
+
+    name: str
+    program_id: str
+    split: str
+    nll: float
+    perplexity: float
+    damage: float | None
+    recovery: float | None
+    effective_bits: float | None
+    contract_class: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionRow:
+    """One rival's interval for one control, and what was measured (None where the control did not run)."""
+
+    control: str
+    kind: str
+    low: float
+    high: float
+    measured: float | None
+    measured_low: float | None
+    measured_high: float | None
+    failed: bool
+    chosen: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RivalRow:
+    """One hypothesis with its predictions and its verdict."""
+
+    id: str
+    cause: str
+    mechanism: str
+    statement: str
+    status: str
+    reason: str
+    predictions: tuple[PredictionRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservationRow:
+    """One confirmed difference and its explanation."""
+
+    id: str
+    turn: int
+    program: str
+    program_id: str
+    parent_id: str
+    search_effect: float
+    search_se: float
+    confirmed_effect: float
+    confirmed_se: float
+    rivals: tuple[RivalRow, ...]
+    unseparated: tuple[tuple[str, str], ...]
+    calls_for_controls: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditRow:
+    """One required edit, where it stands and what its probes saw."""
+
+    id: str
+    kind: str
+    mechanism: str
+    cause: str
+    wording: str
+    blocking: bool
+    state: str
+    turn: int
+    closed_turn: int | None
+    program_id: str | None
+    probes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefusalRow:
+    """A reply that was refused before any call."""
+
+    turn: int
+    attempt: int
+    kind: str
+    stage: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallRow:
+    """One evaluator call."""
+
+    id: str
+    turn: int | None
+    kind: str
+    program: str
+    program_id: str
+    split: str
+    draw: int
+    outcome: str
+    nll: float | None
+    effective_bits: float | None
+    contract_class: str | None
+    promoted: bool
+    wall_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Everything that the surfaces show."""
+
+    subject: str
+    corpus_protocol: str
+    contract: str
+    proposer: str
+    sandbox: str
+    seed: int
+    verdict_rule: str
+    budget: Budget
+    noise_floor: float | None
+    draw_variance: float | None
+    figures: tuple[Figure, ...]
+    observations: tuple[ObservationRow, ...]
+    required_edits: tuple[EditRow, ...]
+    refusals: tuple[RefusalRow, ...]
+    calls: tuple[CallRow, ...]
+    notes: tuple[tuple[int, str, str], ...]
+    predictions_held: tuple[int, int]
+    llm_calls: int
+    llm_tokens: int
+    llm_cost: float | None
+    violations: tuple[str, ...]
+    content_hash: str
+
+    @property
+    def best(self) -> Figure:
+        """The incumbent's figure on the search split."""
+        return self.figures[-1]
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(self)
+        data["budget"]["free"] = self.budget.free
+        return data
+
+
+def summarize(ledger: Ledger) -> Summary:
+    """Read a ledger into a `Summary`."""
+    campaign = ledger.campaign()
+    noise = ledger.noise()
+    spend = ledger.llm_spend()
+    observations = tuple(_observation(ledger, observation) for observation in ledger.observations())
+    checked = [
+        row
+        for observation in observations
+        for rival in observation.rivals
+        for row in rival.predictions
+        if row.measured is not None
+    ]
+    return Summary(
+        subject=campaign.subject_name,
+        corpus_protocol=campaign.corpus_protocol,
+        contract=campaign.contract,
+        proposer=campaign.proposer,
+        sandbox=campaign.sandbox,
+        seed=campaign.seed,
+        verdict_rule=RULE,
+        budget=ledger.budget(),
+        noise_floor=noise[0].floor if noise else None,
+        draw_variance=noise[0].draw_variance if noise else None,
+        figures=tuple(_figures(ledger)),
+        observations=observations,
+        required_edits=tuple(_edits(ledger)),
+        refusals=tuple(
+            RefusalRow(turn=p.turn, attempt=p.attempt, kind=p.kind, stage=p.stage, reason=p.reason)
+            for p in ledger.proposals(status="refused")
+        ),
+        calls=tuple(_calls(ledger)),
+        notes=tuple((note.turn, note.topic, note.text) for note in ledger.notes()),
+        predictions_held=(sum(not row.failed for row in checked), len(checked)),
+        llm_calls=spend.num_calls,
+        llm_tokens=spend.tokens_in + spend.tokens_out,
+        llm_cost=spend.cost,
+        violations=tuple(ledger.check_invariants()),
+        content_hash=ledger.content_hash(),
+    )
+
+
+def _figures(ledger: Ledger) -> list[Figure]:
+    evaluations = ledger.evaluations()
+    full = next((e for e in evaluations if e.program_id is None and e.split == "search" and e.nll is not None), None)
+    history = ledger.incumbents()
+    if not history:
+        return []
+    figures = []
+    if full is not None and full.nll is not None:
+        figures.append(_figure("full precision", "", full, None, None))
+    seed = ledger.evaluation(history[0].evaluation_id)
+    best = ledger.evaluation(history[-1].evaluation_id)
+    base = full.nll if full is not None else None
+    figures.append(_figure(f"{ledger.program(history[0].program_id).title} (seed)", history[0].program_id, seed, base, seed.nll))
+    figures.append(
+        _figure(f"best: {ledger.program(history[-1].program_id).title}", history[-1].program_id, best, base, seed.nll)
+    )
+    return figures
+
+
+def _figure(name: str, program_id: str, evaluation: Evaluation, base: float | None, seed: float | None) -> Figure:
+    nll = evaluation.nll
+    assert nll is not None
+    result = evaluation.result
+    damage = nll - base if base is not None else None
+    lost = seed - base if seed is not None and base is not None else None
+    return Figure(
+        name=name,
+        program_id=program_id,
+        split=evaluation.split,
+        nll=nll,
+        perplexity=math.exp(nll),
+        damage=damage,
+        recovery=1 - damage / lost if damage is not None and lost else None,
+        effective_bits=result.effective_bits if result else None,
+        contract_class=result.contract_class if result else None,
+    )
+
+
+def _observation(ledger: Ledger, observation: Observation) -> ObservationRow:
+    verdicts = {verdict.hypothesis_id: verdict for verdict in ledger.verdicts(observation.id)}
+    controls = {control.id: control for control in ledger.controls(observation.id)}
+    predictions = ledger.predictions(observation.id)
+    designs = ledger.designs(observation.id)
+    chosen = {key for design in designs for key in design.chosen}
+    names = {hypothesis.id: hypothesis.name for hypothesis in ledger.hypotheses(observation.id)}
+    rivals = []
+    for hypothesis in ledger.hypotheses(observation.id):
+        verdict = verdicts.get(hypothesis.id)
+        checks = {c["control"]: c for c in verdict.evidence["verdict"]["checks"]} if verdict else {}
+        rows = []
+        for prediction in predictions:
+            if prediction.hypothesis_id != hypothesis.id:
+                continue
+            control = controls[prediction.control_id]
+            check = checks.get(control.name)
+            measured = _interval(check.get("measured")) if check else None
+            rows.append(
+                PredictionRow(
+                    control=control.name,
+                    kind=control.kind,
+                    low=prediction.low,
+                    high=prediction.high,
+                    measured=check["estimate"] if check else None,
+                    measured_low=measured.low if measured else None,
+                    measured_high=measured.high if measured else None,
+                    failed=bool(check and check["failed"]),
+                    chosen=control.id in chosen,
+                )
+            )
+        rivals.append(
+            RivalRow(
+                id=hypothesis.id,
+                cause=hypothesis.cause,
+                mechanism=hypothesis.mechanism,
+                statement=hypothesis.statement,
+                status=verdict.status if verdict else "no verdict",
+                reason=verdict.reason if verdict else "",
+                predictions=tuple(rows),
+            )
+        )
+    return ObservationRow(
+        id=observation.id,
+        turn=observation.turn,
+        program=ledger.program(observation.program_id).title,
+        program_id=observation.program_id,
+        parent_id=observation.parent_id,
+        search_effect=observation.search_effect,
+        search_se=observation.search_se,
+        confirmed_effect=observation.confirmed_effect,
+        confirmed_se=observation.confirmed_se,
+        rivals=tuple(rivals),
+        unseparated=tuple((names[a], names[b]) for design in designs for a, b in design.unseparated),
+        calls_for_controls=sum(design.cost for design in designs),
+    )
+
+
+def _interval(data: dict[str, float] | None) -> Interval | None:
+    return Interval(low=data["low"], high=data["high"]) if data else None
+
+
+def _edits(ledger: Ledger) -> list[EditRow]:
+    rows = []
+    for edit in ledger.required_edits():
+        last = edit.history[-1]
+        probes = [
+            f"{'smoke run' if result.provisional else 'paid run'} of {result.program_id}: {result.status}, {result.detail}"
+            for result in ledger.probe_results(target_id=edit.id)
+        ]
+        is_open = last.state in ("open", "attempted")
+        rows.append(
+            EditRow(
+                id=edit.id,
+                kind=edit.kind,
+                mechanism=edit.mechanism,
+                cause=edit.cause,
+                wording=edit.text,
+                blocking=edit.blocking,
+                state="open" if is_open else last.state,
+                turn=edit.turn,
+                closed_turn=None if is_open else last.turn,
+                program_id=last.program_id,
+                probes=tuple(probes),
+            )
+        )
+    return rows
+
+
+def _calls(ledger: Ledger) -> list[CallRow]:
+    promoted = {incumbent.evaluation_id for incumbent in ledger.incumbents()}
+    rows = []
+    for evaluation in ledger.evaluations():
+        result = evaluation.result
+        program = ledger.program(evaluation.program_id) if evaluation.program_id else None
+        rows.append(
+            CallRow(
+                id=evaluation.id,
+                turn=evaluation.turn,
+                kind=evaluation.kind,
+                program=program.title if program else "full precision",
+                program_id=program.id if program else "",
+                split=evaluation.split,
+                draw=evaluation.draw,
+                outcome=result.outcome if result else evaluation.state,
+                nll=evaluation.nll,
+                effective_bits=result.effective_bits if result else None,
+                contract_class=result.contract_class if result else None,
+                promoted=evaluation.id in promoted,
+                wall_s=result.wall_s if result else 0.0,
+            )
+        )
+    return rows
