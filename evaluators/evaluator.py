@@ -35,7 +35,7 @@ from evaluators.limits import Limits
 from evaluators.results import SPLITS, EvaluationResult, Evidence, LayerError, Outcome, Split
 from evaluators.sandbox import Isolation
 from evaluators.scorer import score
-from evaluators.session_server import SessionServer
+from evaluators.session_server import SessionServer, draw_chunks
 from evaluators.streams import BATCH_TOKENS
 from evaluators.subjects import Subject
 from evaluators.worker_host import WorkerHost
@@ -291,15 +291,6 @@ class Evaluator:
             return score(self.subject.model, tokens_CL, batch_size)
         with apply_artifact(artifact, self.subject, self.contract).fully_quantized() as model:
             return score(model, tokens_CL, batch_size)
-
-
-def draw_chunks(chunks_CL: Tensor, num_chunks: int, draw: int) -> Tensor:
-    """Return `num_chunks` of the chunks, or all there are, in text order; a generator seeded with `draw` chooses."""
-    if num_chunks >= len(chunks_CL):
-        return chunks_CL
-    generator = torch.Generator().manual_seed(draw)
-    chosen = torch.randperm(len(chunks_CL), generator=generator)[:num_chunks]
-    return chunks_CL[chosen.sort().values]
 
 
 def runtime_versions() -> dict[str, str]:

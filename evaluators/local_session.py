@@ -11,10 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evaluators.contract import Contract
+from evaluators.corpora import Corpus
 from evaluators.errors import ContractError
 from evaluators.random_streams import keyed_generator
 from evaluators.session import Group, Layer, Session, Site, Stream
-from evaluators.session_server import SessionServer
+from evaluators.session_server import SessionServer, draw_chunks
+from evaluators.subjects import Subject
 from forge_kernels.rules import ActivationRule, Encoded, LowRank
 from forge_kernels.transforms import IDENTITY, Transform
 
@@ -84,6 +87,17 @@ class LocalSession(Session):
     def log(self, message: str) -> None:
         """See `Session.log`."""
         self.server.log(str(message))
+
+
+def open_local_session(
+    subject: Subject, corpus: Corpus, contract: Contract, *, calibration_chunks: int = 32, draw: int = 0, seed: int = 0
+) -> LocalSession:
+    """Return a session on the same text that `evaluator.Evaluator` gives a program with the same draw and seed."""
+    calibration_CL = draw_chunks(corpus.splits["calibration"], calibration_chunks, draw)
+    server = SessionServer(
+        subject, calibration_CL=calibration_CL, gate_CL=corpus.splits["gate"], contract=contract, seed=seed
+    )
+    return LocalSession(server)
 
 
 def _name(named: Any) -> str:

@@ -338,3 +338,12 @@ class SessionServer:
         if install is not None:
             event |= {"rank": install.rank, "transform": step_names(install.transform)}
         self.events.append(event)
+
+
+def draw_chunks(chunks_CL: Tensor, num_chunks: int, draw: int) -> Tensor:
+    """Return `num_chunks` of the chunks, or all there are, in text order; a generator seeded with `draw` chooses."""
+    if num_chunks >= len(chunks_CL):
+        return chunks_CL
+    generator = torch.Generator().manual_seed(draw)
+    chosen = torch.randperm(len(chunks_CL), generator=generator)[:num_chunks]
+    return chunks_CL[chosen.sort().values]
