@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from pathlib import Path
 
 from hypotheses.ledger.errors import LedgerBusy, LedgerStorageError
+
+GRACE_S = 0.5
+"""A killed process, or one that is just starting a program, may hold its descriptors for some milliseconds longer."""
 
 
 def boot_id() -> str:
@@ -37,17 +41,28 @@ class RunLock:
             self._descriptor: int | None = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as err:
             raise LedgerStorageError(f"cannot make the lock {str(self.path)!r}: {err.strerror}") from err
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as err:
+        if not self._acquire(self._descriptor):
             holder = os.pread(self._descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
             self.release()
             raise LedgerBusy(
                 f"{str(ledger_path)!r} is being written by process {holder}; "
                 "wait until it ends, or open the ledger read-only"
-            ) from err
+            )
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+
+    @staticmethod
+    def _acquire(descriptor: int) -> bool:
+        deadline = time.monotonic() + GRACE_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(0.02)
+            else:
+                return True
 
     def release(self) -> None:
         """Give the lock back; harmless when done twice."""

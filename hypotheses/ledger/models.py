@@ -231,9 +231,8 @@ class Evaluation(Base):
         CheckConstraint("state IN ('reserved','settled')"),
         CheckConstraint("(kind = 'control') = (control_id IS NOT NULL)", name="control_has_its_control"),
         CheckConstraint("kind = 'setup' OR program_id IS NOT NULL", name="program_unless_setup"),
-        CheckConstraint(
-            "(state = 'settled') = (outcome IS NOT NULL AND settled_seq IS NOT NULL)", name="settled_whole"
-        ),
+        CheckConstraint("(state = 'settled') = (outcome IS NOT NULL)", name="settled_has_outcome"),
+        CheckConstraint("(state = 'settled') = (settled_seq IS NOT NULL)", name="settled_has_its_event"),
         CheckConstraint("(nll IS NOT NULL) = (outcome IS NOT NULL AND outcome = 'scored')", name="only_scored_has_nll"),
         CheckConstraint("settled_seq IS NULL OR settled_seq > reserved_seq", name="settled_after_reserved"),
         Index("evaluations_by_control", "control_id"),
