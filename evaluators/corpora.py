@@ -125,7 +125,8 @@ def corpus_from_tensors(splits: Mapping[SplitName, Tensor], subject: Subject, *,
         source: where they come from, for people.
 
     Raises:
-        CorpusError: a split is missing, empty or of another length, or a token is outside the vocabulary.
+        CorpusError: a split is missing, empty or of another length, sequences are longer than the subject's context, or
+            a token is outside its vocabulary.
     """
     missing = [name for name in SPLIT_NAMES if name not in splits]
     if missing:
@@ -137,6 +138,11 @@ def corpus_from_tensors(splits: Mapping[SplitName, Tensor], subject: Subject, *,
     ((length,),) = lengths
     if length < 2:
         raise CorpusError(f"{source} has sequences of {length} tokens; at least 2 are needed to predict one")
+    if subject.context_length is not None and length > subject.context_length:
+        raise CorpusError(
+            f"{source} has sequences of {length} tokens, but {subject.name} was made for at most "
+            f"{subject.context_length}; give a shorter sequence_length"
+        )
     digest = hashlib.sha256(f"{length}".encode())
     tokens: dict[str, Tensor] = {}
     for name in SPLIT_NAMES:

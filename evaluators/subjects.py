@@ -18,6 +18,7 @@ import copy
 import hashlib
 import importlib.resources
 import importlib.util
+import io
 import json
 import logging
 import re
@@ -97,6 +98,13 @@ class Subject:
             return int(config.bos_token_id)
         found = getattr(self.tokenizer, "bos_token_id", None)
         return None if found is None else int(found)
+
+    @property
+    def context_length(self) -> int | None:
+        """Longest sequence that the model was made for, in tokens; None if its config does not say."""
+        config: Any = self.model.config
+        length = getattr(config, "max_position_embeddings", None)
+        return None if length is None else int(length)
 
     @property
     def config_summary(self) -> dict[str, str | int]:
@@ -297,7 +305,11 @@ def _load_gguf(path: Path) -> Subject:
 
     with _quiet_transformers():
         try:
-            loaded = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32)
+            # Its dequantizer draws a bar of its own, which no setting of transformers turns off.
+            with contextlib.redirect_stderr(io.StringIO()):
+                loaded = AutoModelForCausalLM.from_pretrained(
+                    str(path.parent), gguf_file=path.name, dtype=torch.float32
+                )
         except (*LOAD_ERRORS, IndexError, ImportError, struct.error) as error:
             raise SubjectError(
                 f"{path} cannot be read as a GGUF model: {_one_line(error)}; download it again"
@@ -326,7 +338,9 @@ def _download(hub_id: str) -> Path:
 
     try:
         return Path(
-            huggingface_hub.snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors", "tokenizer.model"])
+            huggingface_hub.snapshot_download(
+                hub_id, allow_patterns=["*.json", "model*.safetensors", "tokenizer.model"]
+            )
         )
     # Not reachable, offline mode, no such model, gated: all end in one of these.
     except (OSError, ValueError, RuntimeError) as error:

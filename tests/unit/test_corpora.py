@@ -256,6 +256,8 @@ def test_tensors_that_make_no_corpus_are_refused(subject: Subject) -> None:
     for token in (-1, 128):
         with pytest.raises(CorpusError, match="split gate: token ids from"):
             corpus_from_tensors(good | {"gate": torch.full((2, 8), token)}, subject, source="x")
+    with pytest.raises(CorpusError, match="sequences of 257 tokens, but tiny was made for at most 256"):
+        corpus_from_tensors(dict.fromkeys(good, make_tiny_tokens(2, 257)), subject, source="x")
     with pytest.raises(CorpusError, match="sequences of 1 tokens; at least 2"):
         corpus_from_tensors(dict.fromkeys(good, make_tiny_tokens(2, 1)), subject, source="x")
 
