@@ -11,11 +11,16 @@ from evaluators import session
 
 __all__ = ["kernels_reference", "session_reference"]
 
+_ALIASES = ("Stream", "LayerRole", "GroupRole", "SiteKind")
+
 
 @functools.cache
 def session_reference() -> str:
     """Return the reference of `evaluators.session`: layers, groups, sites, and every method of `Session`."""
-    parts = [_class(cls) for cls in (session.Layer, session.Group, session.Site)]
+    parts = [
+        "\n".join(f"{name} = {_plain(repr(getattr(session, name)))}" for name in _ALIASES),
+        *(_class(cls) for cls in (session.Layer, session.Group, session.Site)),
+    ]
     body = [f"class Session:  # the argument of quantize(session)\n{_indent(_doc(session.Session))}", ""]
     body += [f"    {name}: {text}" for name, text in session.Session.__annotations__.items()]
     methods = [

@@ -22,7 +22,7 @@ from forge import program_source, worked_examples
 from forge.api_reference import kernels_reference, session_reference
 from forge.prompt_data import as_block, as_quoted, numbered
 from forge.proposers.base import ExplanationRequest, ProposalRequest
-from forge.reply_writing import write_place
+from forge.reply_writing import write_place, write_probe
 from forge.static_checks import ALLOWED_IMPORTS, MAX_SOURCE_BYTES
 
 __all__ = ["explanation_prompt", "proposal_prompt", "with_prompt"]
@@ -30,23 +30,25 @@ __all__ = ["explanation_prompt", "proposal_prompt", "with_prompt"]
 WORST_LAYERS = 16
 MAX_DIGEST_CHARS = 12_000
 
-_Request = TypeVar("_Request", ProposalRequest, ExplanationRequest)
+_Request = TypeVar("_Request", bound=ProposalRequest | ExplanationRequest)
 
 
 def with_prompt(request: _Request) -> _Request:
     """Return the request with its prompt rendered."""
     if isinstance(request, ProposalRequest):
-        return replace(request, prompt=proposal_prompt(request))
-    return replace(request, prompt=explanation_prompt(request))
+        prompt = proposal_prompt(request)
+    else:
+        prompt = explanation_prompt(request)
+    return replace(request, prompt=prompt)
 
 
 def proposal_prompt(request: ProposalRequest, *, contract: Contract = MXFP4_W4A4) -> str:
-    """Return the prompt that asks for a candidate; with problems of a previous attempt, the one that asks for its repair."""
+    """Return the prompt that asks for a candidate, or, with problems of the previous attempt, for its repair."""
     return _render(
         "proposal.md.j2",
         request=request,
         contract=contract,
-        max_bits=contract.max_bits[_class_of(request, contract)],
+        max_bits=_max_bits(contract, request.contract_class),
         roles=_by_role(request.error_map),
         worst=sorted(request.error_map, key=lambda row: (-row.joint, row.layer))[:WORST_LAYERS],
         digest=keep_newest(request.digest, MAX_DIGEST_CHARS),
@@ -92,11 +94,11 @@ def keep_newest(digest: str, max_chars: int) -> str:
     return "\n".join([*kept, f"({dropped} older lines left out)"] if dropped else kept)
 
 
-def _class_of(request: ProposalRequest, contract: Contract) -> str:
-    known = contract.max_bits
-    if request.contract_class not in known:
-        raise ValueError(f"contract class {request.contract_class!r} is none of {', '.join(known)}")
-    return next(name for name in known if name == request.contract_class)
+def _max_bits(contract: Contract, contract_class: str) -> float:
+    for name, bits in contract.max_bits.items():
+        if name == contract_class:
+            return bits
+    raise ValueError(f"contract class {contract_class!r} is none of {', '.join(contract.max_bits)}")
 
 
 def _by_role(error_map: Sequence[LayerError]) -> list[tuple[str, float, float, float, float]]:
@@ -135,6 +137,7 @@ def _environment() -> jinja2.Environment:
     environment.filters["quoted"] = as_quoted
     environment.filters["numbered"] = numbered
     environment.filters["place"] = write_place
+    environment.filters["probe"] = write_probe
     return environment
 
 

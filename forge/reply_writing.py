@@ -5,14 +5,15 @@ What is written here reads back through `forge.replies` as the same data, or is 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 
 from forge.edits import render_blocks
 from forge.replies import ConditionalEdit, ExplanationReply, ProposalReply
 from hypotheses.predictions import Control, Explanation
-from hypotheses.probe_kinds import ROLES_OF_GROUP, Place
+from hypotheses.probe_kinds import ROLES_OF_GROUP, Place, Probe
 
-__all__ = ["write_explanation", "write_place", "write_proposal"]
+__all__ = ["write_explanation", "write_place", "write_probe", "write_proposal"]
 
 
 def write_proposal(reply: ProposalReply) -> str:
@@ -60,6 +61,11 @@ def write_place(place: Place) -> str:
     return words
 
 
+def write_probe(probe: Probe) -> str:
+    """Return the probe as JSON on one line, what is left at its default left out."""
+    return json.dumps({"kind": probe.kind, **probe.model_dump(mode="json", exclude_defaults=True)}, ensure_ascii=False)
+
+
 def _control(control: Control) -> str:
     names = ", ".join(control.keeps if control.kind == "knockin" else control.removes)
     base = f" in {control.against}" if control.kind == "substitute" else ""
@@ -68,7 +74,7 @@ def _control(control: Control) -> str:
 
 def _conditional_edit(wish: ConditionalEdit) -> str:
     edit = wish.edit
-    probe = edit.probe.model_dump_json(exclude_none=True)
+    probe = write_probe(edit.probe)
     condition = f"if {wish.hypothesis} {wish.verdict}: {edit.kind} {edit.mechanism} at {write_place(edit.place)}"
     return f"{condition} | {_line(edit.wording)} | probe {probe}"
 

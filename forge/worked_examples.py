@@ -11,7 +11,7 @@ from forge.edits import EditBlock, apply_edits, render_blocks
 from forge.replies import ConditionalEdit, ExplanationReply, MechanismClaim, ProposalReply
 from forge.reply_writing import write_explanation, write_proposal
 from hypotheses.predictions import Control, Explanation, Hypothesis, Prediction
-from hypotheses.probe_kinds import AbsentProbe, ArtifactProbe, Place
+from hypotheses.probe_kinds import AbsentProbe, KnockoutProbe, Place
 from hypotheses.required_edits import RequiredEdit
 
 __all__ = ["EXAMPLE_PROGRAM", "example_child", "example_explanation", "example_proposal"]
@@ -58,10 +58,9 @@ def without_scale_search(weight):
     ),
 )
 
-_ROUND_DOWN = EditBlock(
-    search='    return encode(weight, scale_rule="search")',
-    replace='    return encode(weight, scale_rule="floor")',
-)
+_SEARCH = '    return encode(weight, scale_rule="search")'
+_ROUND_DOWN = EditBlock(search=_SEARCH, replace='    return encode(weight, scale_rule="floor")')
+_ROUND_UP = EditBlock(search=_SEARCH, replace='    return encode(weight, scale_rule="rceil")')
 
 
 @functools.cache
@@ -80,32 +79,26 @@ def example_child() -> str:
 def example_explanation() -> str:
     """Return a reply that explains the gain of `example_child` over `EXAMPLE_PROGRAM`."""
     intervals = {
-        ("scale_choice", "no_search"): (-0.1, 0.15),
         ("scale_choice", "always_smaller"): (-0.5, 0.4),
-        ("smaller_scales", "no_search"): (-0.1, 0.15),
+        ("scale_choice", "never_clipping"): (-0.5, 0.4),
         ("smaller_scales", "always_smaller"): (0.7, 1.2),
+        ("smaller_scales", "never_clipping"): (-1.0, 0.1),
     }
     hypotheses = (
         Hypothesis(
             key="scale_choice",
             cause="scale_choice",
             mechanism="scale_search",
-            statement="Choosing block by block is what helps: some blocks gain by the smaller scale, others would lose.",
+            statement="Choosing block by block helps: some blocks gain by the smaller scale, others would lose.",
         ),
         Hypothesis(
             key="smaller_scales",
             cause="smaller_scales",
             mechanism="scale_search",
-            statement="Smaller scales help everywhere, and the choice adds nothing.",
+            statement="Smaller scales help in every block, and the choice adds nothing.",
         ),
     )
     controls = (
-        Control(
-            key="no_search",
-            kind="knockout",
-            removes=("scale_search",),
-            description="The child with scale_search replaced by its neutral.",
-        ),
         Control(
             key="always_smaller",
             kind="substitute",
@@ -113,20 +106,25 @@ def example_explanation() -> str:
             edits=render_blocks([_ROUND_DOWN]),
             description="The smaller scale in every block, at the same bits.",
         ),
+        Control(
+            key="never_clipping",
+            kind="substitute",
+            removes=("scale_search",),
+            edits=render_blocks([_ROUND_UP]),
+            description="A scale so large that nothing is clipped, in every block.",
+        ),
     )
     wishes = (
         ConditionalEdit(
             hypothesis="scale_choice",
             verdict="supported",
             edit=RequiredEdit(
-                kind="extend",
+                kind="refine",
                 mechanism="scale_search",
                 cause="scale_choice",
                 place=Place(roles=("down",)),
                 wording="Weigh the search in down by the second moment of the inputs.",
-                probe=ArtifactProbe(
-                    property="scale_rule", comparison="==", value="search", place=Place(roles=("down",))
-                ),
+                probe=KnockoutProbe(mechanism="scale_search", place=Place(roles=("down",))),
             ),
         ),
         ConditionalEdit(
