@@ -83,7 +83,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     Invariant(
         "evaluation {0} has no lease", "SELECT id FROM evaluations WHERE id NOT IN (SELECT evaluation_id FROM leases)"
     ),
-    Invariant("row {2} of table {0} names a record of {1} that does not exist", "PRAGMA foreign_key_check"),
+    Invariant("row {1} of table {0} names a record of {2} that does not exist", "PRAGMA foreign_key_check"),
     Invariant("the file is damaged: {0}", "SELECT * FROM pragma_quick_check WHERE quick_check <> 'ok'"),
 )
 
