@@ -9,7 +9,6 @@ charge.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from sqlalchemy import case, func, select
 
 from hypotheses.ledger import models
-from hypotheses.ledger.canonical import canonical_json, make_id
+from hypotheses.ledger.canonical import make_id
 from hypotheses.ledger.errors import (
     BudgetExhausted,
     EvaluationInProgress,
@@ -25,11 +24,13 @@ from hypotheses.ledger.errors import (
     LedgerRefused,
     LedgerValueError,
 )
-from hypotheses.ledger.records import Budget, Evaluation, Json, NewEvaluation, Settlement
+from hypotheses.ledger.evidence import clean_text, fit_evidence
+from hypotheses.ledger.records import Budget, Evaluation, NewEvaluation, Settlement
 from hypotheses.ledger.tables import CONTROLS, EVALUATIONS, fields_of, without
-from hypotheses.ledger.transaction import END, MAX_TEXT_BYTES, Transaction
+from hypotheses.ledger.transaction import END, Transaction
 
 MAX_LOG_CHARACTERS = 16_384
+MAX_REASON_CHARACTERS = 4_096
 _HOST_FIELDS = ("log_tail", "wall_s", "device", "versions")
 
 
@@ -163,28 +164,13 @@ def _check_result(evaluation_id: str, result: Settlement) -> None:
 
 
 def _capped(content: dict[str, Any]) -> dict[str, Any]:
-    """Cut what a program can make long: its own words to the tail, its log of calls to what fits."""
-    content["log_tail"] = content["log_tail"].encode("utf-8", "replace").decode("utf-8")[-MAX_LOG_CHARACTERS:]
+    """Make fit for storage what a program can make long or odd: its own words and its log of calls."""
+    content["reason"] = clean_text(content["reason"])[:MAX_REASON_CHARACTERS]
+    content["log_tail"] = clean_text(content["log_tail"])[-MAX_LOG_CHARACTERS:]
     content["chunk_nll"] = tuple(float(value) for value in content["chunk_nll"])
     content["reference_chunk_nll"] = tuple(float(value) for value in content["reference_chunk_nll"])
     content["evidence"] = fit_evidence(content["evidence"])
     return content
-
-
-def fit_evidence(evidence: Mapping[str, Any]) -> Json:
-    """Return evidence that fits the cap on texts: the first events, and ``events_left_out`` when some had to go."""
-    if len(canonical_json(evidence, name="evidence")) <= MAX_TEXT_BYTES:
-        return dict(evidence)
-    events = list(evidence.get("events", ()))
-    rest = {name: value for name, value in evidence.items() if name != "events"}
-    room = MAX_TEXT_BYTES - len(canonical_json(rest | {"events": [], "events_left_out": len(events)}))
-    num_kept = 0
-    for item in events:
-        room -= len(canonical_json(item)) + 1
-        if room < 0:
-            break
-        num_kept += 1
-    return rest | {"events": events[:num_kept], "events_left_out": len(events) - num_kept}
 
 
 def _last_lease(tx: Transaction, evaluation_id: str) -> models.Lease:

@@ -24,6 +24,7 @@ from typing import Self
 from hypotheses.ledger import evaluations, explanations, models, records, schema, spending, tables
 from hypotheses.ledger.database import Database
 from hypotheses.ledger.errors import LedgerConflict, LedgerSchemaError, LedgerStorageError
+from hypotheses.ledger.evidence import clean_text, fit_evidence
 from hypotheses.ledger.lock import RunLock, boot_id
 from hypotheses.ledger.reader import LedgerReader
 from hypotheses.ledger.tables import fields_of
@@ -168,9 +169,9 @@ class Ledger(LedgerReader):
 
     def record_screening(self, screening: records.NewScreening) -> records.Screening:
         """Store a smoke run with its provisional checks."""
-        evidence = evaluations.fit_evidence(screening.evidence)
+        fit = {"evidence": fit_evidence(screening.evidence), "reason": clean_text(screening.reason)}
         with self._write() as tx:
-            return tx.insert(tables.SCREENINGS, fields_of(screening) | {"evidence": evidence})
+            return tx.insert(tables.SCREENINGS, fields_of(screening) | fit)
 
     def reserve_evaluation(self, evaluation: records.NewEvaluation) -> records.Evaluation:
         """Reserve one evaluator call, in the transaction that creates its row.
@@ -189,8 +190,9 @@ class Ledger(LedgerReader):
     def settle_evaluation(self, evaluation_id: str, result: records.Settlement) -> records.Evaluation:
         """Store the result of an evaluation that this process reserved.
 
-        The same result again changes nothing; log tail, wall time, device and versions are not compared. A log above 16
-        Ki characters keeps its tail; evidence above 1 MiB keeps its first events and says how many were left out.
+        The same result again changes nothing; log tail, wall time, device and versions are not compared. What a
+        program can make long or odd is cut and cleaned and never refused: the log keeps its last 16 Ki characters, for
+        evidence see `evidence.fit_evidence`.
 
         Raises:
             LedgerConflict: settled before with another result.

@@ -62,10 +62,7 @@ class Transaction:
         Raises:
             LedgerValueError: more than `MAX_TEXT_BYTES` of UTF-8, or a lone surrogate.
         """
-        try:
-            size = len(text.encode("utf-8"))
-        except UnicodeEncodeError as err:
-            raise LedgerValueError(f"{name} is no valid Unicode text: {err.reason} at {err.start}") from err
+        size = _check_unicode(text, name)
         if size > MAX_TEXT_BYTES:
             raise LedgerValueError(f"{name} has {size} bytes; the ledger keeps texts of up to {MAX_TEXT_BYTES} bytes")
         digest = text_hash(text)
@@ -94,6 +91,8 @@ class Transaction:
                 continue
             if isinstance(value, str):
                 value = str.__str__(value)
+                if not value.isascii():
+                    _check_unicode(value, label)
             elif isinstance(value, int) and isinstance(table.model.__table__.c[_column_name(table, name)].type, Float):
                 value = float(value)
             canonical_json(value, name=label)
@@ -211,6 +210,14 @@ class Transaction:
 
 def _column_name(table: Table[Any], field: str) -> str:
     return str(getattr(table.model, field).property.columns[0].name)
+
+
+def _check_unicode(text: str, name: str) -> int:
+    """Return the number of UTF-8 bytes of a text."""
+    try:
+        return len(text.encode("utf-8"))
+    except UnicodeEncodeError as err:
+        raise LedgerValueError(f"{name} is no valid Unicode text: {err.reason} at character {err.start}") from err
 
 
 def _short(value: Any) -> str:

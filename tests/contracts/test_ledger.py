@@ -478,7 +478,6 @@ class TestValues:
             scored(3.0, number),
             scored(effective_bits=number),
             scored(wall_s=number),
-            scored(evidence={"layers": {"x": {"error": [number]}}}),
             scored(reference_chunk_nll=(1.0, number)),
         ):
             with pytest.raises(LedgerValueError, match="nan|inf"):
@@ -513,6 +512,23 @@ class TestValues:
         assert evaluation.result.log_tail.endswith("xend")
         assert len(evaluation.result.log_tail) == 16_384
         assert ledger.settle_evaluation(evaluation.id, result) == evaluation
+
+    def test_what_a_program_says_and_leaves_behind_never_stops_the_campaign(self, ledger: Ledger) -> None:
+        odd = "bad \ud800 and \x00 " + "x" * 10_000
+        evidence = {"events": [{"op": "log", "text": odd}], "layers": {"a": {"weight_error": math.nan, "bits": 4.25}}}
+        result = Settlement(outcome="crashed", reason=odd, log_tail=odd, evidence=evidence)
+        evaluation = evaluate(ledger, candidate(ledger.add_program(new_program())), result)
+        assert evaluation.result is not None
+        assert evaluation.result.reason.startswith("bad ? and \ufffd xxx")
+        assert len(evaluation.result.reason) == 4_096
+        assert evaluation.result.evidence["layers"] == {"a": {"weight_error": None, "bits": 4.25}}
+        assert ledger.settle_evaluation(evaluation.id, result) == evaluation
+
+    def test_other_text_that_is_no_unicode_is_refused(self, ledger: Ledger) -> None:
+        with pytest.raises(LedgerValueError, match=r"program\.title is no valid Unicode text"):
+            ledger.add_program(new_program(title="\ud800"))
+        with pytest.raises(LedgerValueError, match=r"program\.source is no valid Unicode text"):
+            ledger.add_program(new_program(source="\ud800"))
 
     def test_a_refusal_has_a_reason(self, ledger: Ledger) -> None:
         with pytest.raises(LedgerRefused, match="refusal_has_a_reason"):
