@@ -206,10 +206,12 @@ class SessionServer:
         self._record("install", layer=found, install=install)
 
     def log(self, message: str) -> None:
-        """See `Session.log`; kept up to 64 Ki characters in all."""
+        """See `Session.log`; kept up to 64 Ki characters in all, without control characters."""
         self._count_call()
         room = MAX_LOG_CHARACTERS - len(self.program_log)
-        self.program_log += f"{message}\n"[:room]
+        # A program must not speak to the terminal that shows its log.
+        text = "".join(c if c.isprintable() or c in "\n\t" else "?" for c in message[:room])
+        self.program_log += f"{text}\n"[:room]
 
     def reference_weight(self, layer: str) -> Tensor:
         """Return the full-precision weight (N, K) of a layer, folds included; the weight itself, not a copy."""

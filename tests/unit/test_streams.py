@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
 from evaluators.architecture import DecoderMap, map_decoder
 from evaluators.contract import MXFP4_W4A4, check_install
 from evaluators.errors import HostError, ProgramError
@@ -17,10 +21,6 @@ from evaluators.streams import Streams
 from evaluators.subjects import Subject
 from evaluators.two_streams import TwoStreamModel, _without_cache
 from forge_kernels import Hadamard, encode, transform_weight
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from torch import Tensor
-
 from tests.tiny_models import KINDS, Kind, make_tiny_subject, make_tiny_tokens
 
 CHUNKS, LENGTH = 5, 20
@@ -57,9 +57,7 @@ def install(streams: Streams, naive: Naive, layer_name: str, *, transform_index:
     layer = decoder_map.layer(layer_name)
     linear = decoder_map.linear(layer)
     transform = TRANSFORMS[transform_index]
-    checked = check_install(
-        MXFP4_W4A4, layer, encode(transform_weight(transform, linear.weight)), transform=transform
-    )
+    checked = check_install(MXFP4_W4A4, layer, encode(transform_weight(transform, linear.weight)), transform=transform)
     streams.model.install(layer.name, QuantizedLinear(checked, linear.bias))
     streams.forget_after_install(decoder_map.group(layer.group))
     naive.quantized.replace(layer.name, QuantizedLinear(checked, linear.bias))
