@@ -20,7 +20,8 @@ from forge.errors import ReplyProblem, TruncatedReply
 from forge.reply_sections import ListLine, Section, clean_reply, list_lines, split_sections
 from hypotheses.predictions import Control, ControlKind, Explanation, ExplanationProblem, Hypothesis, Prediction
 from hypotheses.probe_kinds import ROLES_OF_GROUP, Place
-from hypotheses.required_edits import RequiredEdit
+from hypotheses.required_edits import RequiredEdit, check_required_edit
+from hypotheses.verdicts import Verdict, VerdictStatus
 
 __all__ = [
     "ConditionalEdit",
@@ -46,12 +47,13 @@ _MECHANISM = re.compile(rf"(?P<name>{_NAME})\s*:\s*(?P<cause>{_SLUG})\s*\|\s*(?P
 _DISCHARGE = re.compile(r"(edit-[0-9a-z]{4,64})(?:\s.*)?")
 _HYPOTHESIS = re.compile(rf"(?P<cause>{_SLUG})\s*:\s*(?P<mechanism>{_NAME})\s*\|\s*(?P<statement>.+)")
 _CONTROL = re.compile(
-    rf"(?P<key>{_SLUG})\s*:\s*(?P<kind>knock-?out|knock-?in|substitute)\s+(?P<names>{_NAME}(?:\s*,\s*{_NAME})*)"
-    r"(?:\s+in\s+(?:the\s+)?(?P<base>child|parent))?\s*\|\s*(?P<description>.+)"
+    rf"(?P<key>{_SLUG})\s*:\s*(?P<kind>knock-?out|knock-?in|substitute)\s+(?:of\s+)?"
+    rf"(?P<names>{_NAME}(?:\s*,\s*{_NAME})*)"
+    r"(?:\s+in\s+(?:the\s+)?(?P<base>child|parent))?\s*(?:\|\s*(?P<description>.+))?"
 )
 _PREDICTION = re.compile(
     rf"(?P<cause>{_SLUG})\s*@\s*(?P<control>{_SLUG})\s*:\s*"
-    rf"\[?\s*(?P<low>{_NUMBER})\s*(?:\.\.+|to|,)\s*(?P<high>{_NUMBER})\s*\]?"
+    rf"\[?\s*(?P<low>{_NUMBER})\s*(?:\.\.+|\u2026|\u2013|\u2014|to|,)\s*(?P<high>{_NUMBER})\s*\]?"
 )
 _CONDITIONAL = re.compile(
     rf"if\s+(?P<cause>{_SLUG})\s+(?:is\s+)?(?P<verdict>supported|refuted|inconclusive)\s*:\s*"
@@ -151,7 +153,7 @@ def parse_explanation(text: str, *, finish_reason: str = "stop") -> ExplanationR
     predictions = _predictions(sections["Predictions", ""], problems)
     wishes: tuple[ConditionalEdit, ...] = ()
     if ("Required edits", "") in sections:
-        wishes = _conditional_edits(sections["Required edits", ""], [claim["key"] for claim in hypotheses], problems)
+        wishes = _conditional_edits(sections["Required edits", ""], hypotheses, problems)
     # Lines that could not be read leave gaps; complaints about the gaps would only bury the cause.
     _raise_if(problems)
     try:
@@ -232,7 +234,7 @@ def _controls(sections: Mapping[tuple[str, str], Section], problems: list[str]) 
                     keeps=mechanisms if kind == "knockin" else (),
                     against="parent" if match["base"] == "parent" else "child",
                     edits=render_blocks(edits) if kind == "substitute" else None,
-                    description=match["description"],
+                    description=match["description"] or "",
                 )
             )
         except ValidationError as err:
@@ -250,7 +252,7 @@ def _controls(sections: Mapping[tuple[str, str], Section], problems: list[str]) 
 def _predictions(section: Section, problems: list[str]) -> tuple[Prediction, ...]:
     predictions: list[Prediction] = []
     for line in list_lines(section):
-        match = _PREDICTION.fullmatch(_plain(line))
+        match = _PREDICTION.fullmatch(_plain(line).replace("\u2212", "-"))
         if match is None:
             problems.append(_misread(line, "Predictions", "cause_slug @ control_key: low .. high"))
         else:
@@ -265,20 +267,25 @@ def _predictions(section: Section, problems: list[str]) -> tuple[Prediction, ...
     return tuple(predictions)
 
 
-def _conditional_edits(section: Section, causes: list[str], problems: list[str]) -> tuple[ConditionalEdit, ...]:
+def _conditional_edits(
+    section: Section, hypotheses: list[dict[str, str]], problems: list[str]
+) -> tuple[ConditionalEdit, ...]:
     wishes: list[ConditionalEdit] = []
+    mechanisms = {claim["key"]: claim["mechanism"] for claim in hypotheses}
     for line in list_lines(section):
         match = _CONDITIONAL.fullmatch(line.text)
         if match is None:
             form = "if cause_slug refuted: replace mechanism at place | what to do | probe {...}"
             problems.append(_misread(line, "Required edits", form))
-        elif match["cause"] not in causes:
-            problems.append(
-                f"Line {line.number}: no hypothesis {match['cause']!r} is listed; listed: {', '.join(causes)}."
-            )
+        elif match["cause"] not in mechanisms:
+            listed = ", ".join(mechanisms) or "none"
+            problems.append(f"Line {line.number}: no hypothesis {match['cause']!r} is listed; listed: {listed}.")
         else:
             try:
-                wishes.append(_conditional_edit(match))
+                wish = _conditional_edit(match)
+                misfits = _misfits(wish, mechanisms[wish.hypothesis])
+                problems += [f"Line {line.number}, required edit: {problem}." for problem in misfits]
+                wishes.append(wish)
             except ValidationError as err:
                 problems += _validation_problems(f"line {line.number}, required edit", err)
             except (ValueError, RecursionError) as err:  # ReplyProblem of the place included
@@ -298,9 +305,27 @@ def _conditional_edit(match: re.Match[str]) -> ConditionalEdit:
         "place": parse_place(match["place"]),
         "wording": match["wording"].strip(),
         "probe": probe,
+        # A verdict that decides nothing cannot hold up a lineage.
+        "blocking": match["verdict"] != "inconclusive",
     }
     verdict = next(known for known in get_args(Trigger) if known == match["verdict"])
     return ConditionalEdit(hypothesis=match["cause"], verdict=verdict, edit=RequiredEdit.model_validate(data))
+
+
+def _misfits(wish: ConditionalEdit, mechanism: str) -> list[str]:
+    """Return why the edit could not follow from the verdict it waits for; told now, while it can be mended."""
+    verdict = Verdict(
+        rule="",
+        hypothesis=wish.hypothesis,
+        mechanism=mechanism,
+        cause=wish.edit.cause,
+        status=VerdictStatus(wish.verdict),
+        reason="",
+        alpha=0.0,
+        checks=(),
+        survivors=(),
+    )
+    return check_required_edit(wish.edit, verdict)
 
 
 def _sections(text: str, names: tuple[str, ...], required: tuple[str, ...]) -> dict[tuple[str, str], Section]:

@@ -21,7 +21,8 @@ MAX_HEADING_CHARS = 160
 
 _TAG = re.compile(r"<(/?)(?:think|thinking|reasoning)>", re.IGNORECASE)
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})[\w.+-]*\s*$")
-_HEADING = re.compile(r"#{1,4}\s*(?P<words>[^#].*?)\s*:?\s*#*$")
+_HEADING = re.compile(r"(?:#{1,4}\s*|(?=\*\*))(?P<words>[^#\s].*)$")
+_EDITS = re.compile(r"edits(?:\s*:\s*|\s+)(?:for\s+)?\(?(?P<key>[\w-]+)\)?", re.IGNORECASE)
 _BULLET = re.compile(r"\s*(?:[-*+]|\d{1,2}[.)])\s+")
 
 
@@ -72,17 +73,18 @@ def split_sections(text: str, names: Iterable[str]) -> tuple[Section, ...]:
     """
     known = {name.lower(): name for name in names}
     sections: list[Section] = []
-    current: tuple[str, str, int] | None = None
+    current: tuple[str, str] | None = None
+    first_line = 1
     body: list[str] = []
     in_block = False
 
     def close() -> None:
         if current is None:
             return
-        name, argument, first_line = current
+        name, argument = current
         if any(other.name == name and other.argument == argument for other in sections):
             raise ReplyProblem(
-                f"The section '## {' '.join([name, argument]).strip()}' stands twice (line {first_line - 1})."
+                f"The section '## {' '.join([name, argument]).strip()}' stands twice (line {first_line})."
             )
         sections.append(Section(name=name, argument=argument, body="\n".join(body), first_line=first_line))
 
@@ -90,7 +92,8 @@ def split_sections(text: str, names: Iterable[str]) -> tuple[Section, ...]:
         heading = None if in_block else _heading(line, known)
         if heading is not None:
             close()
-            current, body = (*heading, number + 1), []
+            # The body begins on the heading's own line, so that line numbers count from there.
+            current, body, first_line = heading[:2], [heading[2]], number
             continue
         in_block = not is_end(line) if in_block else is_start(line)
         body.append(line)
@@ -129,16 +132,20 @@ def _is_open(entry: str) -> bool:
     return entry.count("{") > entry.count("}")
 
 
-def _heading(line: str, known: dict[str, str]) -> tuple[str, str] | None:
+def _heading(line: str, known: dict[str, str]) -> tuple[str, str, str] | None:
+    """Return (name, argument, rest of the line) of a known heading, as in ``## Discharges: none``."""
     match = _HEADING.match(line) if len(line) <= MAX_HEADING_CHARS else None
     if match is None:
         return None
-    words = re.sub(r"[*`_]{2}|`", "", match["words"]).strip().rstrip(":").strip()
-    for lower, name in known.items():
-        if words.lower() == lower:
-            return name, ""
-        if lower == "edits" and re.fullmatch(r"edits\s+\S+", words.lower()):
-            return name, words.split()[1].strip(":")
+    words = re.sub(r"[*`]+", "", match["words"]).strip().rstrip("#").strip()
+    name, _, rest = (part.strip() for part in words.partition(":"))
+    # Bold words that begin a line of prose are no heading; alone on their line they are.
+    is_prose = rest and line.startswith("**")
+    if name.lower() in known and not is_prose and not (rest and name.lower() == "edits"):
+        return known[name.lower()], "", rest
+    edits = _EDITS.fullmatch(words.rstrip(":").strip())
+    if edits is not None and "edits" in known:
+        return known["edits"], edits["key"], ""
     return None
 
 

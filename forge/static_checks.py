@@ -19,9 +19,7 @@ __all__ = ["ALLOWED_IMPORTS", "MAX_SOURCE_BYTES", "static_problems"]
 MAX_SOURCE_BYTES = 64 * 1024
 ALLOWED_IMPORTS = ("torch", "math", "forge_kernels")
 
-_FORBIDDEN_NAMES = frozenset(
-    "exec eval compile open input breakpoint globals locals vars setattr delattr help exit quit".split()
-)
+_FORBIDDEN_NAMES = frozenset("exec eval compile open breakpoint globals locals vars setattr delattr".split())
 _FORBIDDEN_TORCH = frozenset(
     "load save hub multiprocessing distributed package utils ops classes jit compile cpp_extension _C _ops".split()
 )

@@ -10,7 +10,7 @@ from forge.edits import EditBlock, parse_blocks
 from forge.errors import ReplyProblem, TruncatedReply
 from forge.replies import parse_explanation, parse_place, parse_proposal
 from forge.reply_writing import write_explanation, write_place, write_proposal
-from hypotheses.probe_kinds import KnockoutProbe, Place
+from hypotheses.probe_kinds import AbsentProbe, Place
 
 PROPOSAL = """## Analysis
 The error map shows outliers in down.
@@ -59,7 +59,7 @@ a = 2
 >>>>>>> REPLACE
 
 ## Required edits
-- if outlier_spreading refuted: replace block_rotation at down in blocks 0, 3 | Drop it. | probe {"kind": "knockout",
+- if outlier_spreading refuted: replace block_rotation at down in blocks 0, 3 | Drop it. | probe {"kind": "absent",
 "mechanism": "block_rotation"}
 """
 
@@ -167,7 +167,7 @@ def test_an_explanation_is_read_whole() -> None:
     (wish,) = reply.required_edits
     assert (wish.hypothesis, wish.verdict, wish.edit.kind) == ("outlier_spreading", "refuted", "replace")
     assert wish.edit.place == Place(roles=("down",), blocks=(0, 3))
-    assert wish.edit.probe == KnockoutProbe(mechanism="block_rotation")
+    assert wish.edit.probe == AbsentProbe(mechanism="block_rotation")
 
 
 @pytest.mark.parametrize(
@@ -187,9 +187,9 @@ def test_an_explanation_is_read_whole() -> None:
         ("at down in blocks 0, 3", "at the MLP", "is no place"),
         ("if outlier_spreading refuted", "if capacity refuted", "no hypothesis 'capacity' is listed"),
         ('"block_rotation"}', '"block_rotation"', "does not read as '- if"),
-        ('"kind": "knockout"', '"kind": knockout', "no JSON object"),
-        ('"kind": "knockout"', '"kind": "wish"', "probe"),
-        ('{"kind": "knockout"', '{"where": 1, "kind": "knockout"', "Extra inputs"),
+        ('"kind": "absent"', '"kind": absent', "no JSON object"),
+        ('"kind": "absent"', '"kind": "wish"', "probe"),
+        ('{"kind": "absent"', '{"where": 1, "kind": "absent"', "Extra inputs"),
         ("0.6 .. 1.1", "-0.2 .. 0.2", "predict the same for every control"),
     ],
 )
@@ -256,3 +256,62 @@ def test_runaway_replies_are_answered_quickly(unit: str) -> None:
     with pytest.raises(ReplyProblem):
         parse_proposal(text)
     assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("## Discharges\n- edit-1a2b3c4d", "## Discharges: edit-1a2b3c4d"),
+        ("## Mechanisms", "**Mechanisms**"),
+        ("## Edits", "# **Edits**:"),
+        ("## Analysis\n", "## ANALYSIS: "),
+    ],
+)
+def test_headings_may_be_dressed(old: str, new: str) -> None:
+    assert old in PROPOSAL
+    read, dressed = parse_proposal(PROPOSAL), parse_proposal(PROPOSAL.replace(old, new))
+    assert (dressed.analysis, dressed.mechanisms, dressed.discharges) == (
+        read.analysis,
+        read.mechanisms,
+        read.discharges,
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("## Edits rotate_plain", "## Edits for `rotate_plain`:"),
+        ("## Edits rotate_plain", "## Edits: rotate_plain"),
+        ("0.8 to 1.2", "0.8 \u2013 1.2"),
+        ("rotate_plain: [-0.2, 0.2]", "rotate_plain: [\u22120.2, 0.2]"),
+        ("knockout block_rotation |", "knockout of block_rotation |"),
+    ],
+)
+def test_entries_may_be_dressed(old: str, new: str) -> None:
+    assert old in EXPLANATION
+    assert parse_explanation(EXPLANATION.replace(old, new)) == parse_explanation(EXPLANATION)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("refuted: replace", "supported: replace", "does not call for 'replace'; it calls for extend or refine"),
+        ('"kind": "absent"', '"kind": "knockout"', "cannot show that it was replaced"),
+        ("replace block_rotation at", "replace other at", "its verdict about (block_rotation, outlier_spreading)"),
+        ('"block_rotation"}', '"block_rotation", "place": {"roles": ["q"]}}', "the probe looks at q"),
+    ],
+)
+def test_a_required_edit_that_could_never_follow_is_told_while_it_can_be_mended(old: str, new: str, words: str) -> None:
+    assert old in EXPLANATION
+    assert words in problems_of(EXPLANATION.replace(old, new))
+
+
+def test_an_undecided_verdict_never_blocks() -> None:
+    text = EXPLANATION.replace("refuted: replace", "inconclusive: retest").replace('"absent"', '"knockout"')
+    (wish,) = parse_explanation(text).required_edits
+    assert not wish.edit.blocking
+
+
+def test_bold_words_in_prose_are_no_headings() -> None:
+    text = PROPOSAL.replace("The error map", "**Mechanisms:** one may help.\n**Edits** are below.\nThe error map")
+    assert parse_proposal(text).mechanisms == parse_proposal(PROPOSAL).mechanisms
