@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 from hypotheses.ledger import models
-from hypotheses.ledger.errors import LedgerNotFound, LedgerRefused
-from hypotheses.ledger.records import (
+from hypotheses.ledger.claims import (
     Control,
     Hypothesis,
     NewControl,
@@ -26,6 +25,7 @@ from hypotheses.ledger.records import (
     RequiredEditState,
     Verdict,
 )
+from hypotheses.ledger.errors import LedgerNotFound, LedgerRefused
 from hypotheses.ledger.tables import (
     CONTROLS,
     DESIGNS,

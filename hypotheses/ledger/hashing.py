@@ -15,7 +15,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from hypotheses.ledger.canonical import canonical_json
-from hypotheses.ledger.models import Base
+from hypotheses.ledger.columns import Base
 
 
 def content_hash(session: Session) -> str:

@@ -8,7 +8,8 @@ from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from hypotheses.ledger.canonical import text_hash
-from hypotheses.ledger.models import Base, Blob
+from hypotheses.ledger.columns import Base
+from hypotheses.ledger.models import Blob
 
 
 class Invariant(NamedTuple):

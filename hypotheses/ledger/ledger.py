@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hypotheses.ledger import evaluations, explanations, models, records, schema, spending, tables
+from hypotheses.ledger import claims, evaluations, explanations, models, records, schema, spending, tables
 from hypotheses.ledger.database import Database
 from hypotheses.ledger.errors import LedgerConflict, LedgerSchemaError, LedgerStorageError
 from hypotheses.ledger.evidence import clean_text, fit_evidence
@@ -219,7 +219,7 @@ class Ledger(LedgerReader):
         """Append a promotion."""
         return self._add(tables.INCUMBENTS, incumbent)
 
-    def add_observation(self, observation: records.NewObservation) -> records.Observation:
+    def add_observation(self, observation: claims.NewObservation) -> claims.Observation:
         """Store a confirmed difference."""
         return self._add(tables.OBSERVATIONS, observation)
 
@@ -227,12 +227,12 @@ class Ledger(LedgerReader):
         self,
         observation_id: str,
         *,
-        hypotheses: Sequence[records.NewHypothesis],
-        controls: Sequence[records.NewControl],
-        predictions: Sequence[records.NewPrediction],
-        design: records.NewDesign,
+        hypotheses: Sequence[claims.NewHypothesis],
+        controls: Sequence[claims.NewControl],
+        predictions: Sequence[claims.NewPrediction],
+        design: claims.NewDesign,
         round: int = 0,
-    ) -> records.Registration:
+    ) -> claims.Registration:
         """Register rivals, controls, one prediction for every pair, and the design: all in one transaction, or nothing.
 
         A later `round` may add controls and hypotheses. Its predictions name hypotheses of any round so far; each new
@@ -253,19 +253,19 @@ class Ledger(LedgerReader):
                 round=round,
             )
 
-    def record_verdicts(self, verdicts: Sequence[records.NewVerdict]) -> tuple[records.Verdict, ...]:
+    def record_verdicts(self, verdicts: Sequence[claims.NewVerdict]) -> tuple[claims.Verdict, ...]:
         """Append verdicts, all in one transaction."""
         with self._write() as tx:
             return explanations.add_verdicts(tx, verdicts)
 
     def add_required_edit(
         self,
-        edit: records.NewRequiredEdit,
+        edit: claims.NewRequiredEdit,
         *,
         state: str = "open",
         reason: str = "",
         supersedes: Sequence[str] = (),
-    ) -> records.RequiredEdit:
+    ) -> claims.RequiredEdit:
         """Store a required edit with its first state, and close those (by id) that it supersedes, as one step."""
         with self._write() as tx:
             return explanations.add_edit(tx, edit, state=state, reason=reason, supersedes=supersedes)
@@ -279,14 +279,14 @@ class Ledger(LedgerReader):
         reason: str,
         program_id: str | None = None,
         body: records.Json | None = None,
-    ) -> records.RequiredEditState:
+    ) -> claims.RequiredEditState:
         """Append a state to the history of a required edit; at most once for each state, turn and program."""
         with self._write() as tx:
             return explanations.change_edit(
                 tx, edit_id, state, turn=turn, reason=reason, program_id=program_id, body=body or {}
             )
 
-    def record_probe_result(self, result: records.NewProbeResult) -> records.ProbeResult:
+    def record_probe_result(self, result: claims.NewProbeResult) -> claims.ProbeResult:
         """Store what a probe of a required edit or of a control found."""
         return self._add(tables.PROBE_RESULTS, result)
 

@@ -8,73 +8,13 @@ tell about the host or the clock rather than about the search; they are left out
 
 from __future__ import annotations
 
-import json
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import CheckConstraint, Dialect, ForeignKey, Index, Text, TypeDecorator
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy import CheckConstraint, Index
+from sqlalchemy.orm import Mapped, mapped_column
 
-from hypotheses.ledger.canonical import canonical_json
-
-NOT_HASHED = {"hashed": False}
-
-
-class JsonText(TypeDecorator[Any]):
-    """A JSON value as canonical text. Lists come back as tuples, because records are frozen."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        """Return the canonical text."""
-        return None if value is None else canonical_json(value)
-
-    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
-        """Return the value; a list at the top (and pairs within it) as tuples."""
-        if value is None:
-            return None
-        loaded = json.loads(value)
-        if isinstance(loaded, list):
-            return tuple(tuple(item) if isinstance(item, list) else item for item in loaded)
-        return loaded
-
-
-class UtcTime(TypeDecorator[datetime]):
-    """An aware UTC time as ISO text."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> str | None:
-        """Return ISO text in UTC."""
-        return None if value is None else value.astimezone(UTC).isoformat(timespec="microseconds")
-
-    def process_result_value(self, value: str | None, dialect: Dialect) -> datetime | None:
-        """Return an aware time."""
-        return None if value is None else datetime.fromisoformat(value)
-
-
-class Base(DeclarativeBase):
-    """Base of all tables."""
-
-    type_annotation_map = {str: Text, datetime: UtcTime}
-
-
-def _seq(name: str = "seq") -> Any:
-    return mapped_column(name, ForeignKey("events.seq"), unique=True, info=NOT_HASHED)
-
-
-def _json(**kwargs: Any) -> Any:
-    return mapped_column(JsonText, **kwargs)
-
-
-def _blob(*, nullable: bool = False, **kwargs: Any) -> Any:
-    return mapped_column(ForeignKey("blobs.hash"), nullable=nullable, **kwargs)
-
-
-def _ref(target: str, **kwargs: Any) -> Any:
-    return mapped_column(ForeignKey(f"{target}.id"), **kwargs)
+from hypotheses.ledger.columns import NOT_HASHED, Base, blob_column, json_column, ref_column, seq_column
 
 
 class SchemaVersion(Base):
@@ -115,8 +55,8 @@ class Environment(Base):
     pid: Mapped[int]
     boot_id: Mapped[str]
     device: Mapped[str]
-    versions: Mapped[Any] = _json()
-    details: Mapped[Any] = _json()
+    versions: Mapped[Any] = json_column()
+    details: Mapped[Any] = json_column()
     at: Mapped[datetime]
 
 
@@ -125,7 +65,7 @@ class Row(Base):
 
     __abstract__ = True
     id: Mapped[str] = mapped_column(primary_key=True)
-    seq: Mapped[int] = _seq()
+    seq: Mapped[int] = seq_column()
 
 
 class Campaign(Row):
@@ -133,7 +73,7 @@ class Campaign(Row):
 
     __tablename__ = "campaign"
     __table_args__ = (CheckConstraint("budget >= 0"),)
-    recipe: Mapped[Any] = _json()
+    recipe: Mapped[Any] = json_column()
     seed: Mapped[int]
     budget: Mapped[int]
     contract: Mapped[str]
@@ -150,11 +90,11 @@ class Program(Row):
 
     __tablename__ = "programs"
     __table_args__ = (CheckConstraint("origin IN ('seed','candidate','control','knockout')"),)
-    source_hash: Mapped[str] = _blob()
+    source_hash: Mapped[str] = blob_column()
     origin: Mapped[str]
     title: Mapped[str]
-    parent_id: Mapped[str | None] = _ref("programs")
-    mechanisms: Mapped[Any] = _json()
+    parent_id: Mapped[str | None] = ref_column("programs")
+    mechanisms: Mapped[Any] = json_column()
     ast_hash: Mapped[str] = mapped_column(index=True)
     normalized_ast_hash: Mapped[str] = mapped_column(index=True)
 
@@ -164,13 +104,13 @@ class LlmCall(Row):
 
     __tablename__ = "llm_calls"
     purpose: Mapped[str] = mapped_column(unique=True)
-    prompt_hash: Mapped[str] = _blob()
-    reply_hash: Mapped[str] = _blob()
+    prompt_hash: Mapped[str] = blob_column()
+    reply_hash: Mapped[str] = blob_column()
     model: Mapped[str]
     tokens_in: Mapped[int | None]
     tokens_out: Mapped[int | None]
     cost: Mapped[float | None]
-    body: Mapped[Any] = _json()
+    body: Mapped[Any] = json_column()
 
 
 class LlmFailure(Base):
@@ -199,27 +139,27 @@ class Proposal(Row):
     turn: Mapped[int]
     kind: Mapped[str]
     attempt: Mapped[int]
-    llm_call_id: Mapped[str | None] = _ref("llm_calls")
-    program_id: Mapped[str | None] = _ref("programs")
+    llm_call_id: Mapped[str | None] = ref_column("llm_calls")
+    program_id: Mapped[str | None] = ref_column("programs")
     status: Mapped[str]
     stage: Mapped[str]
     reason: Mapped[str]
-    claims: Mapped[Any] = _json()
-    discharges: Mapped[Any] = _json()
-    body: Mapped[Any] = _json()
+    claims: Mapped[Any] = json_column()
+    discharges: Mapped[Any] = json_column()
+    body: Mapped[Any] = json_column()
 
 
 class Screening(Row):
     """Smoke runs and static checks."""
 
     __tablename__ = "screenings"
-    program_id: Mapped[str] = _ref("programs")
-    proposal_id: Mapped[str | None] = _ref("proposals")
+    program_id: Mapped[str] = ref_column("programs")
+    proposal_id: Mapped[str | None] = ref_column("proposals")
     passed: Mapped[bool]
     smoke_outcome: Mapped[str]
     reason: Mapped[str]
-    evidence_hash: Mapped[str] = _blob()
-    checks: Mapped[Any] = _json()
+    evidence_hash: Mapped[str] = blob_column()
+    checks: Mapped[Any] = json_column()
 
 
 class Evaluation(Base):
@@ -239,35 +179,35 @@ class Evaluation(Base):
         Index("evaluations_by_program", "program_id"),
     )
     id: Mapped[str] = mapped_column(primary_key=True)
-    seq: Mapped[int] = _seq("reserved_seq")
-    settled_seq: Mapped[int | None] = _seq("settled_seq")
+    seq: Mapped[int] = seq_column("reserved_seq")
+    settled_seq: Mapped[int | None] = seq_column("settled_seq")
     kind: Mapped[str]
     state: Mapped[str]
-    program_id: Mapped[str | None] = _ref("programs")
+    program_id: Mapped[str | None] = ref_column("programs")
     split: Mapped[str]
     draw: Mapped[int]
     seed: Mapped[int]
-    control_id: Mapped[str | None] = _ref("controls")
-    observation_id: Mapped[str | None] = _ref("observations")
+    control_id: Mapped[str | None] = ref_column("controls")
+    observation_id: Mapped[str | None] = ref_column("observations")
     reference_artifact: Mapped[str | None]
     turn: Mapped[int | None]
     outcome: Mapped[str | None]
     reason: Mapped[str | None]
     nll: Mapped[float | None]
-    chunk_nll: Mapped[Any] = _json(nullable=True)
-    reference_chunk_nll: Mapped[Any] = _json(nullable=True)
+    chunk_nll: Mapped[Any] = json_column(nullable=True)
+    reference_chunk_nll: Mapped[Any] = json_column(nullable=True)
     tokens_per_chunk: Mapped[int | None]
     contract: Mapped[str | None]
     contract_class: Mapped[str | None]
     effective_bits: Mapped[float | None]
     artifact_hash: Mapped[str | None]
-    evidence_hash: Mapped[str | None] = _blob(nullable=True)
+    evidence_hash: Mapped[str | None] = blob_column(nullable=True)
     metered_tokens: Mapped[int | None]
     route: Mapped[str | None]
-    log_tail_hash: Mapped[str | None] = _blob(nullable=True, info=NOT_HASHED)
+    log_tail_hash: Mapped[str | None] = blob_column(nullable=True, info=NOT_HASHED)
     wall_s: Mapped[float | None] = mapped_column(info=NOT_HASHED)
     device: Mapped[str | None] = mapped_column(info=NOT_HASHED)
-    versions: Mapped[Any] = _json(nullable=True, info=NOT_HASHED)
+    versions: Mapped[Any] = json_column(nullable=True, info=NOT_HASHED)
 
 
 class Lease(Base):
@@ -276,7 +216,7 @@ class Lease(Base):
     __tablename__ = "leases"
     __table_args__ = (CheckConstraint("action IN ('taken','released')"), {"info": NOT_HASHED})
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
-    evaluation_id: Mapped[str] = _ref("evaluations", index=True)
+    evaluation_id: Mapped[str] = ref_column("evaluations", index=True)
     attempt: Mapped[int]
     action: Mapped[str]
     owner: Mapped[str]
@@ -290,14 +230,14 @@ class Noise(Row):
     """The noise floor."""
 
     __tablename__ = "noise"
-    program_id: Mapped[str] = _ref("programs")
+    program_id: Mapped[str] = ref_column("programs")
     split: Mapped[str]
     floor: Mapped[float]
     chunk_variance: Mapped[float]
     draw_variance: Mapped[float]
     num_chunks: Mapped[int]
-    evaluation_ids: Mapped[Any] = _json()
-    body: Mapped[Any] = _json()
+    evaluation_ids: Mapped[Any] = json_column()
+    body: Mapped[Any] = json_column()
 
 
 class ErrorMap(Row):
@@ -305,7 +245,7 @@ class ErrorMap(Row):
 
     __tablename__ = "error_maps"
     artifact_hash: Mapped[str] = mapped_column(unique=True)
-    rows: Mapped[Any] = _json()
+    rows: Mapped[Any] = json_column()
 
 
 class Incumbent(Row):
@@ -313,8 +253,8 @@ class Incumbent(Row):
 
     __tablename__ = "incumbents"
     turn: Mapped[int]
-    program_id: Mapped[str] = _ref("programs")
-    evaluation_id: Mapped[str] = _ref("evaluations", unique=True)
+    program_id: Mapped[str] = ref_column("programs")
+    evaluation_id: Mapped[str] = ref_column("evaluations", unique=True)
     reason: Mapped[str]
 
 
@@ -323,14 +263,14 @@ class Observation(Row):
 
     __tablename__ = "observations"
     turn: Mapped[int]
-    program_id: Mapped[str] = _ref("programs")
-    parent_id: Mapped[str] = _ref("programs")
+    program_id: Mapped[str] = ref_column("programs")
+    parent_id: Mapped[str] = ref_column("programs")
     search_effect: Mapped[float]
     search_se: Mapped[float]
     confirmed_effect: Mapped[float]
     confirmed_se: Mapped[float]
-    confirmation_id: Mapped[str] = _ref("evaluations")
-    body: Mapped[Any] = _json()
+    confirmation_id: Mapped[str] = ref_column("evaluations")
+    body: Mapped[Any] = json_column()
 
 
 class Hypothesis(Base):
@@ -338,14 +278,14 @@ class Hypothesis(Base):
 
     __tablename__ = "hypotheses"
     id: Mapped[str] = mapped_column(primary_key=True)
-    seq: Mapped[int] = _seq("registered_seq")
-    observation_id: Mapped[str] = _ref("observations", index=True)
+    seq: Mapped[int] = seq_column("registered_seq")
+    observation_id: Mapped[str] = ref_column("observations", index=True)
     round: Mapped[int]
     name: Mapped[str]
     mechanism: Mapped[str]
     cause: Mapped[str]
     statement: Mapped[str]
-    body: Mapped[Any] = _json()
+    body: Mapped[Any] = json_column()
 
 
 class Control(Base):
@@ -353,16 +293,16 @@ class Control(Base):
 
     __tablename__ = "controls"
     id: Mapped[str] = mapped_column(primary_key=True)
-    seq: Mapped[int] = _seq("registered_seq")
-    observation_id: Mapped[str] = _ref("observations", index=True)
+    seq: Mapped[int] = seq_column("registered_seq")
+    observation_id: Mapped[str] = ref_column("observations", index=True)
     round: Mapped[int]
     name: Mapped[str]
     kind: Mapped[str]
     mechanism: Mapped[str]
     statement: Mapped[str]
-    program_id: Mapped[str | None] = _ref("programs")
+    program_id: Mapped[str | None] = ref_column("programs")
     cost: Mapped[int]
-    body: Mapped[Any] = _json()
+    body: Mapped[Any] = json_column()
 
 
 class Prediction(Base):
@@ -374,13 +314,13 @@ class Prediction(Base):
         CheckConstraint("low > -1e300 AND high < 1e300", name="finite"),
     )
     id: Mapped[str] = mapped_column(primary_key=True)
-    seq: Mapped[int] = _seq("registered_seq")
-    observation_id: Mapped[str] = _ref("observations")
-    hypothesis_id: Mapped[str] = _ref("hypotheses")
-    control_id: Mapped[str] = _ref("controls", index=True)
+    seq: Mapped[int] = seq_column("registered_seq")
+    observation_id: Mapped[str] = ref_column("observations")
+    hypothesis_id: Mapped[str] = ref_column("hypotheses")
+    control_id: Mapped[str] = ref_column("controls", index=True)
     low: Mapped[float]
     high: Mapped[float]
-    body: Mapped[Any] = _json()
+    body: Mapped[Any] = json_column()
 
 
 class Design(Base):
@@ -388,34 +328,34 @@ class Design(Base):
 
     __tablename__ = "designs"
     id: Mapped[str] = mapped_column(primary_key=True)
-    seq: Mapped[int] = _seq("registered_seq")
-    observation_id: Mapped[str] = _ref("observations", index=True)
+    seq: Mapped[int] = seq_column("registered_seq")
+    observation_id: Mapped[str] = ref_column("observations", index=True)
     round: Mapped[int]
-    chosen: Mapped[Any] = _json()
-    unseparated: Mapped[Any] = _json()
+    chosen: Mapped[Any] = json_column()
+    unseparated: Mapped[Any] = json_column()
     cost: Mapped[int]
-    body: Mapped[Any] = _json()
+    body: Mapped[Any] = json_column()
 
 
 class Verdict(Row):
     """Verdicts by rule."""
 
     __tablename__ = "verdicts"
-    observation_id: Mapped[str] = _ref("observations", index=True)
-    hypothesis_id: Mapped[str] = _ref("hypotheses")
+    observation_id: Mapped[str] = ref_column("observations", index=True)
+    hypothesis_id: Mapped[str] = ref_column("hypotheses")
     round: Mapped[int]
     status: Mapped[str]
     rule: Mapped[str]
     reason: Mapped[str]
-    evidence: Mapped[Any] = _json()
+    evidence: Mapped[Any] = json_column()
 
 
 class RequiredEdit(Row):
     """Required edits as worded; their state is the last row of `required_edit_states`."""
 
     __tablename__ = "required_edits"
-    observation_id: Mapped[str] = _ref("observations", index=True)
-    hypothesis_id: Mapped[str | None] = _ref("hypotheses")
+    observation_id: Mapped[str] = ref_column("observations", index=True)
+    hypothesis_id: Mapped[str | None] = ref_column("hypotheses")
     turn: Mapped[int]
     kind: Mapped[str]
     mechanism: Mapped[str]
@@ -423,20 +363,20 @@ class RequiredEdit(Row):
     text: Mapped[str]
     blocking: Mapped[bool]
     lineage: Mapped[str]
-    probe: Mapped[Any] = _json()
-    body: Mapped[Any] = _json()
+    probe: Mapped[Any] = json_column()
+    body: Mapped[Any] = json_column()
 
 
 class RequiredEditState(Row):
     """History of the states of required edits."""
 
     __tablename__ = "required_edit_states"
-    edit_id: Mapped[str] = _ref("required_edits", index=True)
+    edit_id: Mapped[str] = ref_column("required_edits", index=True)
     turn: Mapped[int]
     state: Mapped[str]
     reason: Mapped[str]
-    program_id: Mapped[str | None] = _ref("programs")
-    body: Mapped[Any] = _json()
+    program_id: Mapped[str | None] = ref_column("programs")
+    body: Mapped[Any] = json_column()
 
 
 class ProbeResult(Row):
@@ -445,14 +385,14 @@ class ProbeResult(Row):
     __tablename__ = "probe_results"
     __table_args__ = (CheckConstraint("provisional OR evaluation_id IS NOT NULL", name="paid_has_evaluation"),)
     target_id: Mapped[str] = mapped_column(index=True)
-    program_id: Mapped[str] = _ref("programs")
-    evaluation_id: Mapped[str | None] = _ref("evaluations")
+    program_id: Mapped[str] = ref_column("programs")
+    evaluation_id: Mapped[str | None] = ref_column("evaluations")
     kind: Mapped[str]
     name: Mapped[str]
     status: Mapped[str]
     detail: Mapped[str]
     provisional: Mapped[bool]
-    body: Mapped[Any] = _json()
+    body: Mapped[Any] = json_column()
 
 
 class Note(Row):

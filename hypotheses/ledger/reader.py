@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import func, select
 
-from hypotheses.ledger import evaluations, explanations, hashing, invariants, models, records, spending, tables
+from hypotheses.ledger import claims, evaluations, explanations, hashing, invariants, models, records, spending, tables
 from hypotheses.ledger.database import Database
 from hypotheses.ledger.transaction import END, Transaction
 
@@ -124,46 +124,46 @@ class LedgerReader:
         with self._read() as tx:
             return tx.all(tables.INCUMBENTS)
 
-    def observation(self, observation_id: str) -> records.Observation:
+    def observation(self, observation_id: str) -> claims.Observation:
         """Return one observation."""
         with self._read() as tx:
             return tx.get(tables.OBSERVATIONS, observation_id)
 
-    def observations(self) -> tuple[records.Observation, ...]:
+    def observations(self) -> tuple[claims.Observation, ...]:
         """Return all observations."""
         with self._read() as tx:
             return tx.all(tables.OBSERVATIONS)
 
-    def hypotheses(self, observation_id: str | None = None) -> tuple[records.Hypothesis, ...]:
+    def hypotheses(self, observation_id: str | None = None) -> tuple[claims.Hypothesis, ...]:
         """Return registered hypotheses, of one observation or of all."""
         with self._read() as tx:
             return tx.all(tables.HYPOTHESES, observation_id=observation_id)
 
-    def controls(self, observation_id: str | None = None) -> tuple[records.Control, ...]:
+    def controls(self, observation_id: str | None = None) -> tuple[claims.Control, ...]:
         """Return registered controls, run or not."""
         with self._read() as tx:
             return tx.all(tables.CONTROLS, observation_id=observation_id)
 
     def predictions(
         self, observation_id: str | None = None, *, control_id: str | None = None
-    ) -> tuple[records.Prediction, ...]:
+    ) -> tuple[claims.Prediction, ...]:
         """Return registered predictions."""
         with self._read() as tx:
             return tx.all(tables.PREDICTIONS, observation_id=observation_id, control_id=control_id)
 
-    def designs(self, observation_id: str | None = None) -> tuple[records.Design, ...]:
+    def designs(self, observation_id: str | None = None) -> tuple[claims.Design, ...]:
         """Return registered designs."""
         with self._read() as tx:
             return tx.all(tables.DESIGNS, observation_id=observation_id)
 
     def verdicts(
         self, observation_id: str | None = None, *, hypothesis_id: str | None = None, status: str | None = None
-    ) -> tuple[records.Verdict, ...]:
+    ) -> tuple[claims.Verdict, ...]:
         """Return verdicts of all rounds; the newest of a hypothesis is its last."""
         with self._read() as tx:
             return tx.all(tables.VERDICTS, observation_id=observation_id, hypothesis_id=hypothesis_id, status=status)
 
-    def required_edits(self, *, state: str | None = None) -> tuple[records.RequiredEdit, ...]:
+    def required_edits(self, *, state: str | None = None) -> tuple[claims.RequiredEdit, ...]:
         """Return required edits with their history; `state` filters by the state now."""
         with self._read() as tx:
             edits = (explanations.load_edit(tx, row) for row in tx.rows(tables.REQUIRED_EDITS))
@@ -171,7 +171,7 @@ class LedgerReader:
 
     def probe_results(
         self, *, target_id: str | None = None, program_id: str | None = None
-    ) -> tuple[records.ProbeResult, ...]:
+    ) -> tuple[claims.ProbeResult, ...]:
         """Return findings of probes, provisional ones included."""
         with self._read() as tx:
             return tx.all(tables.PROBE_RESULTS, target_id=target_id, program_id=program_id)

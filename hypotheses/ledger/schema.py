@@ -18,9 +18,10 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
+from hypotheses.ledger.columns import Base
 from hypotheses.ledger.database import connect_reader, connect_writer, translated
 from hypotheses.ledger.errors import LedgerNotFound, LedgerSchemaError
-from hypotheses.ledger.models import Base, Evaluation
+from hypotheses.ledger.models import Evaluation
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x51464C44  # "QFLD", in the header of the file

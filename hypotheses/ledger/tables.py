@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
-from hypotheses.ledger import models, records
+from hypotheses.ledger import claims, models, records
 
 R = TypeVar("R", bound=records.Stored)
 
@@ -90,51 +90,51 @@ OBSERVATIONS = Table(
     tag="obs",
     event="observation",
     model=models.Observation,
-    record=records.Observation,
+    record=claims.Observation,
     key=("program_id", "parent_id"),
 )
 HYPOTHESES = Table(
     tag="hyp",
     event="hypothesis",
     model=models.Hypothesis,
-    record=records.Hypothesis,
+    record=claims.Hypothesis,
     key=("observation_id", "name"),
 )
 CONTROLS = Table(
-    tag="ctl", event="control", model=models.Control, record=records.Control, key=("observation_id", "name")
+    tag="ctl", event="control", model=models.Control, record=claims.Control, key=("observation_id", "name")
 )
 PREDICTIONS = Table(
     tag="pred",
     event="prediction",
     model=models.Prediction,
-    record=records.Prediction,
+    record=claims.Prediction,
     key=("hypothesis_id", "control_id"),
 )
 DESIGNS = Table(
-    tag="design", event="design", model=models.Design, record=records.Design, key=("observation_id", "round")
+    tag="design", event="design", model=models.Design, record=claims.Design, key=("observation_id", "round")
 )
 VERDICTS = Table(
-    tag="verdict", event="verdict", model=models.Verdict, record=records.Verdict, key=("hypothesis_id", "round")
+    tag="verdict", event="verdict", model=models.Verdict, record=claims.Verdict, key=("hypothesis_id", "round")
 )
 REQUIRED_EDITS = Table(
     tag="edit",
     event="required_edit",
     model=models.RequiredEdit,
-    record=records.RequiredEdit,
+    record=claims.RequiredEdit,
     key=("observation_id", "kind", "mechanism", "cause", "turn"),
 )
 REQUIRED_EDIT_STATES = Table(
     tag="state",
     event="required_edit_state",
     model=models.RequiredEditState,
-    record=records.RequiredEditState,
+    record=claims.RequiredEditState,
     key=("edit_id", "turn", "state", "program_id"),
 )
 PROBE_RESULTS = Table(
     tag="probe",
     event="probe_result",
     model=models.ProbeResult,
-    record=records.ProbeResult,
+    record=claims.ProbeResult,
     key=("target_id", "program_id", "evaluation_id", "kind", "name"),
 )
 NOTES = Table(tag="note", event="note", model=models.Note, record=records.Note, key=("turn", "topic", "text"))

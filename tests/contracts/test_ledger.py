@@ -37,7 +37,7 @@ from hypotheses.ledger import (
     NewRequiredEdit,
     Settlement,
 )
-from hypotheses.ledger.models import Base
+from hypotheses.ledger.columns import Base
 from tests.ledger_builders import (
     RIVALS,
     candidate,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hypotheses.ledger import Ledger, LedgerConflict, LedgerSchemaError, LedgerStorageError, NewRequiredEdit
-from hypotheses.ledger.models import Base
+from hypotheses.ledger.columns import Base
 from hypotheses.ledger.schema import migrate
 from tests.ledger_builders import new_campaign, new_program, observe, play
 
