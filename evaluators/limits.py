@@ -22,7 +22,7 @@ class Limits:
 
     wall_s: float = 900.0
     memory_bytes: int = 8 * GIB
-    processes: int = 512
+    processes: int = 256
     output_bytes: int = 4 << 20
     file_bytes: int = GIB
     open_files: int = 1024

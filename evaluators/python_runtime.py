@@ -1,8 +1,9 @@
 """Which files a worker's Python needs: the interpreter, the folders of third-party packages, and our own few modules.
 
 Works for virtual environments, interpreters outside /usr (pyenv, conda, uv), distribution packages, and our packages
-installed as a wheel (beside torch) or as a checkout. A worker is started from the base interpreter without `site`, so the
-virtual environment matters only for its package folder. All paths are resolved: what is bound into a sandbox has one name.
+installed as a wheel (beside torch) or as a checkout. A worker is started from the base interpreter without `site`, so
+the virtual environment matters only for its package folder. All paths are resolved: what is bound into a sandbox has
+one name.
 """
 
 from __future__ import annotations

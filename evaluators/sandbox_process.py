@@ -1,9 +1,9 @@
 """A started worker as the host sees it: what it uses, how it ended, and how to end it with everything it started.
 
-Memory is judged by two measures. The quick one, taken at every look, is an upper bound: resident sizes summed over all
-processes (pages shared after a fork count more than once), plus temporary files. Only when that exceeds the limit the slow
-one decides: proportional sizes, file pages left out, shared memory counted once. Not seen without a cgroup: memory that is
-neither mapped nor in a file of the sandbox, such as socket buffers.
+Memory is judged by two measures. The quick one, taken at every look, is an upper bound: resident sizes summed over
+all processes (pages shared after a fork count more than once), plus temporary files. Only when that exceeds the limit
+the slow one decides: proportional sizes, file pages left out, shared memory counted once. Not seen without a cgroup:
+memory that is neither mapped nor in a file of the sandbox, such as socket buffers.
 """
 
 from __future__ import annotations
@@ -11,25 +11,20 @@ from __future__ import annotations
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Final, NamedTuple, Protocol
+from typing import IO, Final, Protocol
 
+from evaluators.cgroup import ControlGroup
 from evaluators.errors import HostError
 
 END_TIMEOUT_S: Final = 10.0
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _KIBIBYTES: Final = re.compile(r"^(Pss(?:_Anon|_Shmem)?):\s+(\d+) kB", re.MULTILINE)
-
-
-class Usage(NamedTuple):
-    """What a worker's processes use now: memory in bytes (upper bound), and threads of all processes together."""
-
-    memory_bytes: int
-    tasks: int
 
 
 class Sandbox(Protocol):
@@ -39,11 +34,20 @@ class Sandbox(Protocol):
     output: IO[bytes]
     """The read end of its stdout and stderr."""
 
-    def usage(self) -> Usage:
-        """Return what its processes use now; zeros once they are gone."""
+    def num_tasks(self) -> int:
+        """Return the number of its threads, over all processes; 0 once they are gone."""
 
-    def exact_memory_bytes(self) -> int:
-        """Return a memory figure that counts shared pages once; slower than `usage`."""
+    def memory_bound(self) -> int:
+        """Return an upper bound of the bytes of memory in use; quick."""
+
+    def memory_bytes(self) -> int:
+        """Return the bytes of memory in use, shared pages counted once; waits for locks of the processes."""
+
+    def is_memory_exceeded(self) -> bool:
+        """Whether the kernel enforced the memory limit by killing."""
+
+    def is_process_limit_hit(self) -> bool:
+        """Whether the kernel refused a process or thread beyond the limit."""
 
     def end(self) -> None:
         """Kill every process of the worker and wait until none is left; repeating it does nothing.
@@ -59,7 +63,14 @@ class Sandbox(Protocol):
 class NamespaceSandbox:
     """A worker inside its own pid namespace, whose first process takes all others with it when it dies."""
 
-    def __init__(self, process: subprocess.Popen[bytes], *, init_pid: int, temporary: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        *,
+        init_pid: int,
+        temporary: tuple[str, ...],
+        group: ControlGroup | None = None,
+    ) -> None:
         assert process.stdout is not None
         self.process = process
         self.output: IO[bytes] = process.stdout
@@ -67,30 +78,39 @@ class NamespaceSandbox:
         self._init_fd = os.pidfd_open(init_pid)
         self._temporary = temporary
         self._root: str | None = None
+        self._group = group
 
-    def usage(self) -> Usage:
-        """See `Sandbox.usage`."""
+    def num_tasks(self) -> int:
+        """See `Sandbox.num_tasks`."""
+        root = self._find_root()
+        return 0 if root is None else sum(_read_stat(folder)[1] for folder in _process_folders(f"{root}/proc"))
+
+    def memory_bound(self) -> int:
+        """See `Sandbox.memory_bound`."""
         root = self._find_root()
         if root is None:
-            return Usage(0, 0)
-        memory, tasks = 0, 0
-        for name in _numeric_names(f"{root}/proc"):
-            resident, threads = _read_stat(f"{root}/proc/{name}/stat")
-            memory += resident
-            tasks += threads
-        return Usage(memory + self._temporary_bytes(root), tasks)
+            return 0
+        return sum(_read_stat(folder)[0] for folder in _process_folders(f"{root}/proc")) + self._temporary_bytes(root)
 
-    def exact_memory_bytes(self) -> int:
-        """See `Sandbox.exact_memory_bytes`."""
+    def memory_bytes(self) -> int:
+        """See `Sandbox.memory_bytes`."""
         root = self._find_root()
         if root is None:
             return 0
         private, shared = 0, 0
-        for name in _numeric_names(f"{root}/proc"):
-            anonymous, shmem = _read_proportional(f"{root}/proc/{name}")
+        for folder in _process_folders(f"{root}/proc"):
+            anonymous, shmem = _read_proportional(folder)
             private += anonymous
             shared += shmem
         return private + max(shared, self._temporary_bytes(root))
+
+    def is_memory_exceeded(self) -> bool:
+        """See `Sandbox.is_memory_exceeded`."""
+        return self._group is not None and self._group.is_memory_exceeded()
+
+    def is_process_limit_hit(self) -> bool:
+        """See `Sandbox.is_process_limit_hit`."""
+        return self._group is not None and self._group.is_process_limit_hit()
 
     def end(self) -> None:
         """See `Sandbox.end`."""
@@ -113,6 +133,8 @@ class NamespaceSandbox:
         if self._init_fd >= 0:
             os.close(self._init_fd)
             self._init_fd = -1
+        if self._group is not None:
+            self._group.remove()
 
     def _find_root(self) -> str | None:
         """Return a path to the sandbox's own root, through a process inside whose links this user may follow."""
@@ -150,18 +172,25 @@ class PlainSandbox:
         self._mark = mark.encode()
         self._scratch = scratch
 
-    def usage(self) -> Usage:
-        """See `Sandbox.usage`."""
-        memory, tasks = 0, 0
-        for pid in self._pids():
-            resident, threads = _read_stat(f"/proc/{pid}/stat")
-            memory += resident
-            tasks += threads
-        return Usage(memory, tasks)
+    def num_tasks(self) -> int:
+        """See `Sandbox.num_tasks`."""
+        return sum(_read_stat(f"/proc/{pid}")[1] for pid in self._pids())
 
-    def exact_memory_bytes(self) -> int:
-        """See `Sandbox.exact_memory_bytes`."""
+    def memory_bound(self) -> int:
+        """See `Sandbox.memory_bound`."""
+        return sum(_read_stat(f"/proc/{pid}")[0] for pid in self._pids())
+
+    def memory_bytes(self) -> int:
+        """See `Sandbox.memory_bytes`."""
         return sum(sum(_read_proportional(f"/proc/{pid}")) for pid in self._pids())
+
+    def is_memory_exceeded(self) -> bool:
+        """See `Sandbox.is_memory_exceeded`."""
+        return False
+
+    def is_process_limit_hit(self) -> bool:
+        """See `Sandbox.is_process_limit_hit`."""
+        return False
 
     def end(self) -> None:
         """See `Sandbox.end`."""
@@ -181,8 +210,6 @@ class PlainSandbox:
 
     def close(self) -> None:
         """See `Sandbox.close`."""
-        import shutil
-
         self.output.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -225,6 +252,10 @@ def _numeric_names(folder: str) -> list[str]:
         return []
 
 
+def _process_folders(proc: str) -> list[str]:
+    return [f"{proc}/{name}" for name in _numeric_names(proc)]
+
+
 def _children(pid: int) -> list[int]:
     children: list[int] = []
     for thread in _numeric_names(f"/proc/{pid}/task"):
@@ -236,10 +267,10 @@ def _children(pid: int) -> list[int]:
     return children
 
 
-def _read_stat(path: str) -> tuple[int, int]:
+def _read_stat(folder: str) -> tuple[int, int]:
     """Return resident bytes and number of threads of a process, zeros when it is gone."""
     try:
-        with open(path, "rb") as file:
+        with open(f"{folder}/stat", "rb") as file:
             text = file.read()
     except OSError:
         return 0, 0
@@ -253,7 +284,7 @@ def _read_proportional(folder: str) -> tuple[int, int]:
     try:
         text = Path(f"{folder}/smaps_rollup").read_text()
     except OSError:
-        return _read_stat(f"{folder}/stat")[0], 0
+        return _read_stat(folder)[0], 0
     sizes = {key: int(value) * 1024 for key, value in _KIBIBYTES.findall(text)}
     if "Pss_Anon" not in sizes:
         return sizes.get("Pss", 0), 0

@@ -1,9 +1,10 @@
 """The system calls that a sandboxed program is refused, as a seccomp filter for bubblewrap.
 
-Namespaces leave open: sockets outside network namespaces (vsock reaches the host of a virtual machine), kernel keyrings of
-the user, memory that no process maps (memfd, System V shared memory) and so no watchdog sees, and rarely used interfaces
-with a record of faults (bpf, io_uring, userfaultfd, perf events, module loading). A program needs none of them. Refused
-calls return EPERM; nothing is killed, so that libraries can fall back.
+Namespaces leave open: sockets outside network namespaces (vsock reaches the host of a virtual machine), kernel
+keyrings of the user, memory that can outlive its mapping and so escapes a watchdog (memfd, System V shared memory,
+anonymous shared mappings), and rarely used interfaces with a record of faults (bpf, io_uring, userfaultfd, perf
+events, module loading). A program needs none of them. Refused calls return EPERM; nothing is killed, so that
+libraries can fall back.
 """
 
 from __future__ import annotations
@@ -20,23 +21,27 @@ from evaluators.errors import HostError
 _LOAD: Final = 0x20  # BPF_LD | BPF_W | BPF_ABS
 _JUMP_EQUAL: Final = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
 _JUMP_AT_LEAST: Final = 0x35  # BPF_JMP | BPF_JGE | BPF_K
+_AND: Final = 0x54  # BPF_ALU | BPF_AND | BPF_K
 _RETURN: Final = 0x06  # BPF_RET | BPF_K
 _ALLOW: Final = 0x7FFF0000
 _ERROR: Final = 0x00050000
 _KILL: Final = 0x80000000
 _NUMBER: Final = 0  # offsets in struct seccomp_data
 _ARCHITECTURE: Final = 4
-_ARGUMENT_0: Final = 16
+_ARGUMENT_0: Final = 16  # low half of a 64-bit argument; the next one is 8 further
+_MMAP_FLAGS: Final = _ARGUMENT_0 + 3 * 8
+_SHARED_ANONYMOUS: Final = 0x21  # MAP_SHARED | MAP_ANONYMOUS
 _X32_BIT: Final = 0x40000000
 _FAMILIES: Final = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK: these obey the network namespace, which holds no interface that is up."""
 
 
 class Machine(NamedTuple):
-    """Audit number of an architecture, number of its socket call, and the refused calls by name."""
+    """Audit number of an architecture, numbers of the calls judged by an argument, and the refused calls by name."""
 
     audit: int
     socket: int
+    mmap: int
     has_x32: bool
     refused: dict[str, int]
 
@@ -44,6 +49,7 @@ class Machine(NamedTuple):
 _X86_64: Final = Machine(
     audit=0xC000003E,
     socket=41,
+    mmap=9,
     has_x32=True,
     refused={
         "shmget": 29, "ptrace": 101, "syslog": 103, "semget": 64, "msgget": 68, "personality": 135, "pivot_root": 155,
@@ -58,6 +64,7 @@ _X86_64: Final = Machine(
 _AARCH64: Final = Machine(
     audit=0xC00000B7,
     socket=198,
+    mmap=222,
     has_x32=False,
     refused={
         "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "quotactl": 60, "vmsplice": 75, "acct": 89,
@@ -98,6 +105,12 @@ def build_filter(machine: Machine) -> bytes:
             _instruction(_RETURN, _ERROR | errno.EPERM),
         ]
     code += [
+        _instruction(_JUMP_EQUAL, machine.mmap, when_false=5),
+        _instruction(_LOAD, _MMAP_FLAGS),
+        _instruction(_AND, _SHARED_ANONYMOUS),
+        _instruction(_JUMP_EQUAL, _SHARED_ANONYMOUS, when_false=1),
+        _instruction(_RETURN, _ERROR | errno.EPERM),
+        _instruction(_RETURN, _ALLOW),
         _instruction(_JUMP_EQUAL, machine.socket, when_true=1),
         _instruction(_RETURN, _ALLOW),
         _instruction(_LOAD, _ARGUMENT_0),

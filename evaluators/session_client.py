@@ -1,8 +1,8 @@
 """The Session that a program holds inside the sandbox: every call is one message to the evaluator.
 
-Nothing here is trusted: the program shares this process and may change it at will. It only turns calls into messages; the
-evaluator checks each of them and keeps the log that counts. Replies are copies, so changing a returned tensor changes
-nothing elsewhere.
+Nothing here is trusted: the program shares this process and may change it at will. It only turns calls into messages;
+the evaluator checks each of them and keeps the log that counts. Replies are copies, so changing a returned tensor
+changes nothing elsewhere.
 """
 
 from __future__ import annotations

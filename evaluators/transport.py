@@ -6,15 +6,16 @@ Headers travel over a Unix stream socket, tensors through two shared-memory aren
     tensors = raw bytes in row order, each at the next multiple of 64, in the sender's outgoing arena
 
 The evaluator makes both arenas (memfd, sealed against growing and shrinking) and hands them over once, by SCM_RIGHTS,
-before the worker starts. The protocol is strict request and reply, so one arena per direction is enough: a message has
-been copied out before the next one is written. Why not one memfd per message: the evaluator would have to take file
-descriptors from an untrusted peer, and memory parked in descriptors that are in flight belongs to no process and escapes
-a watchdog. Here every byte lies in a file whose use the evaluator can read, and descriptors that a hostile peer attaches
-to its messages are dropped by the kernel, because the evaluator receives without room for ancillary data.
+before the worker starts. The protocol is strict request and reply, so one arena per direction is enough: a message
+has been copied out before the next one is written. Why not one memfd per message: the evaluator would have to take
+file descriptors from an untrusted peer, and memory parked in descriptors that are in flight belongs to no process and
+escapes a watchdog. Here every byte lies in a file whose use the evaluator can read, and descriptors that a hostile
+peer attaches to its messages are dropped by the kernel, because the evaluator receives without room for ancillary
+data.
 
-What the receiving side never does: unpickle, map memory that the other side can change while it is being read (bytes are
-read once, into a fresh buffer, and checked afterwards), trust a length, allocate for bytes that were not written, or
-accept JSON with NaN, infinities, repeated keys, lone surrogates or deep nesting. All of these are `ProtocolError`.
+What the receiving side never does: unpickle, map memory that the other side can change while it is being read (bytes
+are read once, into a fresh buffer, and checked afterwards), trust a length, allocate for bytes that were not written,
+or accept JSON with NaN, infinities, repeated keys, lone surrogates or deep nesting. All of these are `ProtocolError`.
 """
 
 from __future__ import annotations

@@ -11,10 +11,11 @@
     install        layer, transform, activation, low_rank           codes, scales, steps', a, b    --
     log            message                                          --                             --
 
-A request is ``{"op", "args"}``. A reply is the result, or ``{"error": {"kind": "contract", "message"}}``, which the client
-raises as `ContractError`. Two kinds of refusal: what an honest client can send by a mistake of the program is a
-`ContractError` (the program may catch it and try something else); what only a forged client sends is a `ProtocolError`,
-and ends the run. Shapes against the layer, ranges of codes and limits of the contract are checked by the contract, not here.
+A request is ``{"op", "args"}``. A reply is the result, or ``{"error": {"kind": "contract", "message"}}``, which the
+client raises as `ContractError`. Two kinds of refusal: what an honest client can send by a mistake of the program is
+a `ContractError` (the program may catch it and try something else); what only a forged client sends is a
+`ProtocolError`, and ends the run. Shapes against the layer, ranges of codes and limits of the contract are checked by
+the contract, not here.
 """
 
 from __future__ import annotations

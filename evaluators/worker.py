@@ -1,12 +1,13 @@
 """The untrusted process: waits for its job, runs one program, says how it ended.
 
-Started as ``python -I -S -B worker.py CONFIG``: isolated, so that no file of the working folder and no variable of the
-environment can shadow a module, and without `site`, so that no .pth file runs. That leaves only the standard library on
-the import path; CONFIG (JSON) names the folders that are added. Until those are set, this file imports nothing else.
+Started as ``python -I -S -B worker.py CONFIG``: isolated, so that no file of the working folder and no variable of
+the environment can shadow a module, and without `site`, so that no .pth file runs. That leaves only the standard
+library on the import path; CONFIG (JSON) names the folders that are added. Until those are set, this file imports
+nothing else.
 
-Order of events: own limits, imports, ``ready`` over the channel, wait; job in, program runs, ``done`` or ``failed`` out.
-Everything up to the job is trusted code; from then on the process belongs to the program, and the evaluator believes
-nothing it says except about its own end.
+Order of events: own limits, imports, ``ready`` over the channel, wait; job in, program runs, ``done`` or ``failed``
+out. Everything up to the job is trusted code; from then on the process belongs to the program, and the evaluator
+believes nothing it says except about its own end.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ def main() -> None:
         job = channel.receive().body
     except ChannelClosedError:
         os._exit(0)
+    # The evaluator and its watchdog go first when a program keeps every core busy.
+    os.nice(10)
     torch.manual_seed(job["seed"])
     try:
         report = _run(job["source"], lambda: evaluators.session_client.RemoteSession(channel))
@@ -110,11 +113,11 @@ def _describe(error: BaseException, path: str) -> str:
 
 
 def _limit_process(config: dict[str, Any]) -> None:
-    limits: dict[str, int] = config["limits"]
+    limits: dict[str, Any] = config["limits"]
     _set_limit(resource.RLIMIT_CORE, 0)
     _set_limit(resource.RLIMIT_FSIZE, limits["file_bytes"])
     _set_limit(resource.RLIMIT_NOFILE, limits["open_files"])
-    if config["limit_processes"]:
+    if limits["processes"] is not None:
         _set_limit(resource.RLIMIT_NPROC, limits["processes"])
 
     if config["die_with_parent"]:

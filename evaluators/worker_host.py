@@ -1,15 +1,16 @@
 """Starts workers, serves one program in each, and sorts how it ended.
 
-A worker is used once. The next one is started while a program's artifact is being scored, so that importing torch costs no
-waiting time. Three parties watch a run: the thread of `run` serves calls, a supervisor thread drains the output and looks
-at time, memory and processes, and the kernel ends everything in the pid namespace with its first process.
+A worker is used once. The next one is started while a program's artifact is being scored, so that importing torch
+costs no waiting time. The thread of `run` serves the calls; a supervisor thread drains the output and watches time
+and number of processes; another watches memory; the kernel ends everything in the pid namespace with its first
+process.
 
-What decides the outcome, in this order: the limit that the supervisor saw exceeded; an error of the server; an offence
+What decides the outcome, in this order: the limit that was seen exceeded; an error of the server; an offence
 against the protocol; what the worker said; how its process ended. A run counts as finished only when the worker said
 ``done`` after `quantize` returned; nothing is read from it afterwards, and it is killed at once.
 
-A worker that never becomes ready is the host's failure, raised as an exception, and no program's outcome: programs reach a
-worker only after that.
+A worker that never becomes ready is the host's failure, raised as an exception, and no program's outcome: programs
+reach a worker only after that.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 from torch import Tensor
 
 from evaluators.errors import ContractError, HostError, ProgramError, SandboxUnavailableError
+from evaluators.isolation import Isolation
 from evaluators.limits import Limits
 from evaluators.results import Outcome
-from evaluators.sandbox import Isolation
 from evaluators.sandbox_process import Sandbox
 from evaluators.transport import Channel, ChannelClosedError, MessageTooLargeError, ProtocolError, open_channel
 from evaluators.wire import check_request
@@ -122,6 +123,7 @@ class Worker:
         self._deadline = math.inf
         self._watched = False
         self._ended = threading.Event()
+        self._lock = threading.Lock()
         self.channel, inherited = open_channel()
         try:
             with inherited:
@@ -129,8 +131,8 @@ class Worker:
         except BaseException:
             self.channel.close()
             raise
-        self._supervisor = threading.Thread(target=self._supervise, name="worker-supervisor", daemon=True)
-        self._supervisor.start()
+        self._threads = [threading.Thread(target=self._supervise, name="worker-supervisor", daemon=True)]
+        self._threads[0].start()
 
     def wait_ready(self) -> None:
         """Wait until the worker has imported everything.
@@ -163,6 +165,8 @@ class Worker:
         """Start the clock and the watch on memory and processes."""
         self._deadline = time.monotonic() + self._limits.wall_s
         self._watched = True
+        self._threads.append(threading.Thread(target=self._watch_memory, name="worker-memory", daemon=True))
+        self._threads[-1].start()
 
     def end(self) -> None:
         """Kill the worker with all it started, and release what it held."""
@@ -173,7 +177,8 @@ class Worker:
         try:
             self.sandbox.end()
         finally:
-            self._supervisor.join()
+            for thread in self._threads:
+                thread.join()
             self._drain_rest()
             self.channel.close()
             self.sandbox.close()
@@ -184,8 +189,10 @@ class Worker:
             status = self.sandbox.process.wait(timeout=SILENCE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return self.verdict or Verdict(Outcome.CONTRACT, "the program closed its session and went on running")
-        if self.verdict is not None:
-            return self.verdict
+        # The kernel may have enforced a limit between two looks of the supervisor.
+        verdict = self.verdict or self._look() or self._look_at_memory()
+        if verdict is not None:
+            return verdict
         number = -status if status < 0 else status - 128
         if number in {s.value for s in signal.Signals}:
             name = signal.Signals(number).name
@@ -210,10 +217,24 @@ class Worker:
                 self._ended.wait(LOOK_INTERVAL_S)
             verdict = self._look()
             if verdict is not None:
-                self.verdict = verdict
-                self.sandbox.process.kill()
-                self.channel.shutdown()
+                self._convict(verdict)
                 return
+
+    def _watch_memory(self) -> None:
+        # Apart from the supervisor: reading exact sizes waits for locks that a busy program can hold for long.
+        while not self._ended.wait(LOOK_INTERVAL_S):
+            verdict = self._look_at_memory()
+            if verdict is not None:
+                self._convict(verdict)
+                return
+
+    def _convict(self, verdict: Verdict) -> None:
+        """Kill the worker for a limit; the first verdict stands."""
+        with self._lock:
+            if self.verdict is None and not self._ended.is_set():
+                self.verdict = verdict
+        self.sandbox.process.kill()
+        self.channel.shutdown()
 
     def _look(self) -> Verdict | None:
         limits = self._limits
@@ -223,17 +244,19 @@ class Worker:
             return Verdict(Outcome.TIMED_OUT, f"not finished after {limits.wall_s:g} s")
         if not self._watched:
             return None
-        usage = self.sandbox.usage()
-        if usage.tasks > limits.processes:
-            return Verdict(
-                Outcome.CRASHED, f"ran {usage.tasks} processes and threads; at most {limits.processes} may run"
-            )
-        if usage.memory_bytes + self.channel.used_bytes() <= limits.memory_bytes:
-            return None
-        exact = self.sandbox.exact_memory_bytes() + self.channel.used_bytes()
-        if exact > limits.memory_bytes:
-            return Verdict(Outcome.OUT_OF_MEMORY, f"used {exact} bytes of memory; at most {limits.memory_bytes} may be")
+        if self.sandbox.is_process_limit_hit() or self.sandbox.num_tasks() > limits.processes:
+            return Verdict(Outcome.CRASHED, f"ran more than {limits.processes} processes and threads")
         return None
+
+    def _look_at_memory(self) -> Verdict | None:
+        limit = self._limits.memory_bytes
+        verdict = Verdict(Outcome.OUT_OF_MEMORY, f"used more than {limit} bytes of memory")
+        if self.sandbox.is_memory_exceeded():
+            return verdict
+        in_flight = self.channel.used_bytes()
+        if self.sandbox.memory_bound() + in_flight <= limit:
+            return None
+        return verdict if self.sandbox.memory_bytes() + in_flight > limit else None
 
     def _drain(self) -> bool:
         """Take what is in the pipe, waiting for something; False when its other end is closed."""
