@@ -41,6 +41,7 @@ _STRAY_MARKER = re.compile(r"\s*(<{4,}|>{4,}|={7,}\s*$)")
 _LISTING_PREFIX = re.compile(r"\s*\d+ ?[|:]")
 
 MAX_SHOWN_LINES = 12
+MAX_SHOWN_CHARS = 160
 MAX_BLOCKS = 64
 
 
@@ -282,7 +283,9 @@ def _absent(lines: Sequence[str], search: Sequence[str]) -> str:
             )
             if ahead < len(search):
                 reason += f"; its line {ahead + 1}, {_quote(search[ahead])}, does not match"
-    shown = [f"{number:5d} | {line}" for number, line in enumerate(window[:MAX_SHOWN_LINES], start + 1)]
+    shown = [
+        f"{number:5d} | {line[:MAX_SHOWN_CHARS]}" for number, line in enumerate(window[:MAX_SHOWN_LINES], start + 1)
+    ]
     if size > MAX_SHOWN_LINES:
         shown.append(f"      ... {size - MAX_SHOWN_LINES} more lines")
     return f"{reason}. Nearest are lines {start + 1} to {start + size} of the program:\n" + "\n".join(shown)

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+MAX_PROBLEMS = 20
+"""Reasons told of one reply; a runaway reply has thousands, and they go into a prompt and the ledger."""
+
 
 class ForgeError(Exception):
     """Base of every error raised by this package."""
@@ -30,7 +33,10 @@ class ReplyProblem(ForgeError, ValueError):
     """A reply cannot be used; `problems` are whole sentences that tell the model what to mend."""
 
     def __init__(self, problems: str | Iterable[str]) -> None:
-        self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
+        told = (problems,) if isinstance(problems, str) else tuple(problems)
+        if len(told) > MAX_PROBLEMS:
+            told = (*told[:MAX_PROBLEMS], f"And {len(told) - MAX_PROBLEMS} more problems.")
+        self.problems: tuple[str, ...] = told
         super().__init__("\n".join(self.problems))
 
 

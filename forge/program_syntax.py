@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 
 from forge.edits import normalize_newlines
 from forge.errors import ProgramProblem
@@ -18,7 +19,10 @@ def parse(source: str) -> ast.Module:
         ProgramProblem: it does not parse, or is nested too deeply to be walked safely.
     """
     try:
-        tree = ast.parse(normalize_newlines(source))
+        with warnings.catch_warnings():
+            # Odd escapes and the like are the program's own business, not a message of ours.
+            warnings.simplefilter("ignore")
+            tree = ast.parse(normalize_newlines(source))
     except SyntaxError as err:
         shown = f": {err.text.strip()[:80]!r}" if err.text else ""
         raise ProgramProblem(f"The program does not parse: line {err.lineno}: {err.msg}{shown}.") from err

@@ -70,6 +70,13 @@ def test_an_ambiguous_search_names_the_lines() -> None:
     assert "lines 1, 3" in told
 
 
+def test_what_is_told_stays_short() -> None:
+    source = "".join(f"line_{number} = {'x' * 5000}\n" for number in range(30))
+    wide = "\n".join(f"line_{number} = {'x' * 4999}" for number in range(20))
+    assert len(problem_of(source, edit(wide, "z"))) < 3000
+    assert len(problem_of(source, *[edit(f"absent_{n}", "z") for n in range(30)]).split("\n")) < 20 * 5
+
+
 def test_overlapping_matches_are_ambiguous_too() -> None:
     assert "2 times" in problem_of("a\na\na\n", edit("a\na", "b"))
 

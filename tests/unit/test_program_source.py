@@ -83,6 +83,37 @@ def test_hostile_nesting_is_refused_and_never_crashes(source: str) -> None:
         ps.ast_hash(source)
 
 
+def test_odd_escapes_and_comparisons_are_read_without_a_warning() -> None:
+    assert ps.parse("x = '\\d' is 1\n")
+
+
+def test_any_change_of_reached_code_changes_the_normalized_hash() -> None:
+    tree = ast.parse(PROGRAM)
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    changed = 0
+    for index, node in enumerate(ast.walk(tree)):
+        if id(node) in docstrings:
+            continue
+        mutant = list(ast.walk(copy := ast.parse(PROGRAM)))[index]
+        if isinstance(mutant, ast.Constant) and isinstance(mutant.value, int):
+            mutant.value += 1
+        elif isinstance(mutant, ast.Attribute):
+            mutant.attr += "_x"
+        elif isinstance(mutant, ast.Name) and isinstance(mutant.ctx, ast.Load):
+            mutant.id = "elsewhere"
+        elif isinstance(mutant, ast.BinOp):
+            mutant.left, mutant.right = mutant.right, mutant.left
+        elif isinstance(mutant, ast.keyword) and mutant.arg == "scale_rule":
+            mutant.arg += "_x"
+        elif isinstance(mutant, ast.Return):
+            mutant.value = None
+        else:
+            continue
+        assert ps.normalized_ast_hash(ast.unparse(copy)) != ps.normalized_ast_hash(PROGRAM), ast.unparse(mutant)
+        changed += 1
+    assert changed > 25
+
+
 def test_ast_hash_ignores_comments_docstrings_and_layout_only() -> None:
     dressed = PROGRAM.replace("  # twice", "").replace('"""Double it."""', '"""Twice the value."""\n    pass')
     dressed = dressed.replace("return helper(y)", "return (helper( y ))").replace("\n", "\r\n")
