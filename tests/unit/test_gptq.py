@@ -232,9 +232,9 @@ def test_a_projection_of_a_small_model_takes_a_fraction_of_a_second() -> None:
     moment_KK, weight_NK = moment_of(correlated(1000, 512)), random_weight(192, 512)
     gptq(weight_NK, moment_KK)
     times = []
-    for _ in range(3):
+    for _ in range(5):
         start = time.perf_counter()
         gptq(weight_NK, moment_KK)
         times.append(time.perf_counter() - start)
-    # Measured 0.05 s on one idle core; the bound leaves room for a busy machine.
-    assert min(times) < 0.6
+    # Measured 0.05 s on one idle core; a loop over single elements or whole matrices per column would take many seconds.
+    assert min(times) < 1.5

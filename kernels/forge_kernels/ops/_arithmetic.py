@@ -2,6 +2,7 @@
 
 Everything here is elementwise IEEE arithmetic or integer arithmetic on the bits of a float32: the same bits on every
 device, for every batch size and for every split into chunks. Nothing checks its input, nothing waits for the device.
+It relies on gradual underflow, which torch has unless `torch.set_flush_denormal(True)` was called.
 
 Legend: M rows (all leading axes), B = K / 32 blocks, J = 32 elements of a block.
 """

@@ -1,7 +1,7 @@
 """Normalized Sylvester Hadamard transform over runs of the last axis.
 
 ``x'_k = H x_k / sqrt(size)`` with ``H[i, j] = (-1)^popcount(i & j)``: symmetric, orthogonal, its own inverse. Done as a
-product with a cached matrix; sizes above 32 as two smaller products, since H of size a b is the Kronecker product of
+product with a cached matrix; sizes above 64 as two smaller products, since H of size a b is the Kronecker product of
 H of size a and H of size b.
 
 Legend: M rows (all leading axes), K elements per row.
@@ -17,8 +17,9 @@ from torch import Tensor
 
 from forge_kernels.ops._arithmetic import split_runs
 
-_LARGEST_SINGLE = 32
-"""Up to this size one product; above it two, which cost ``a + b`` instead of ``a b`` multiply-adds per element."""
+_LARGEST_SINGLE = 64
+_INNER = 32
+"""Up to 64 one product; above it two, of 32 and size / 32: ``a + b`` instead of ``a b`` multiply-adds per element."""
 MAX_SIZE = 512
 
 
@@ -44,7 +45,7 @@ def hadamard_reference(x_MK: Tensor, size: int) -> Tensor:
     if not x_MK.is_floating_point():
         raise ValueError(f"cannot rotate {x_MK.dtype}; give a floating-point tensor")
     dtype = torch.float64 if x_MK.dtype == torch.float64 else torch.float32
-    inner = min(size, _LARGEST_SINGLE)
+    inner = size if size <= _LARGEST_SINGLE else _INNER
     runs = torch.matmul(split_runs(x_MK.to(dtype), inner), hadamard_matrix(inner, dtype, x_MK.device))
     if size > inner:
         runs = runs.reshape(*x_MK.shape[:-1], x_MK.shape[-1] // size, size // inner, inner)
