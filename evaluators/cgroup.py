@@ -105,7 +105,9 @@ def _hierarchies(system: Path, file_system: str, controller: str) -> list[tuple[
             groups[name] = path
     found = []
     for line in _read(system / "proc/self/mountinfo").splitlines():
-        before, _, after = line.partition(" - ")
+        before, separator, after = line.partition(" - ")
+        if not separator:
+            continue
         kind, _, options = after.split(" ", 2)
         if kind != file_system or (controller and controller not in options.split(",")) or controller not in groups:
             continue

@@ -125,20 +125,19 @@ class Arena:
         if len(tensors) > MAX_TENSORS:
             raise MessageTooLargeError(f"{len(tensors)} tensors in one message; at most {MAX_TENSORS} fit")
         flat = [tensor.detach().to("cpu").contiguous() for tensor in tensors]
-        descriptions = []
+        offsets, end = [], 0
         for tensor in flat:
             if tensor.dtype not in _DTYPE_NAMES:
                 raise MessageTooLargeError(f"dtype {tensor.dtype} cannot be sent; known: {', '.join(DTYPES)}")
-            descriptions.append({"dtype": _DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape)})
-        offset = 0
-        for tensor in flat:
-            num_bytes = tensor.numel() * tensor.element_size()
-            if offset + num_bytes > self.num_bytes:
-                raise MessageTooLargeError(f"the tensors of one message need more than {self.num_bytes} bytes")
-            if num_bytes:
-                buffer = (ctypes.c_char * num_bytes).from_address(tensor.data_ptr())
+            offsets.append(_next_offset(end))
+            end = offsets[-1] + tensor.nbytes
+        if end > self.num_bytes:
+            raise MessageTooLargeError(f"the tensors of one message need {end} bytes; at most {self.num_bytes} fit")
+        for tensor, offset in zip(flat, offsets, strict=True):
+            if tensor.nbytes:
+                buffer = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
                 _write_fully(self.fd, memoryview(buffer), offset)
-            offset = _next_offset(offset + num_bytes)
+        descriptions = [{"dtype": _DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape)} for tensor in flat]
         return descriptions
 
     def read(self, descriptions: object) -> list[Tensor]:

