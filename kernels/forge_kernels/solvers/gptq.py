@@ -9,8 +9,8 @@ so that channels not yet encoded make up for the error of those that are. Scales
 keeps the scale that its given weights call for, whatever the updates do to them and in whatever order its channels
 come; that is what lets channels be taken in descending order of their second moment.
 
-The loop runs on the transposed weight, 64 channels at a time: within such a panel a channel first takes in the errors
-of the panel so far (one matrix-vector product), and the channels behind it take in all of the panel's errors at once.
+The loop runs on the transposed weight, 32 channels at a time: within such a panel every error is passed on at once, and
+the channels behind the panel take in all of its errors in one matrix product.
 
 Legend: N output features, K input features, B = K / 32 blocks, P channels of a panel.
 """
@@ -33,7 +33,9 @@ from forge_kernels.ops.encode import choose_scales
 from forge_kernels.rules import Encoded
 from forge_kernels.solvers._moments import check_damping, checked_matrix, checked_moment, damped_cholesky
 
-_PANEL = 64
+_PANEL = 32
+"""Channels per panel. Small enough that the operations within a panel stay below the size from which torch splits them
+over threads (32768 elements, so up to 1024 outputs): one barrier per column would cost more than the column itself."""
 
 
 def gptq(
@@ -106,14 +108,13 @@ def _encode_channels(weight_KN: Tensor, scales_KN: Tensor, update_KK: Tensor) ->
         stop = min(start + _PANEL, num_channels)
         scale_PN = scale_of_bytes(scales_KN[start:stop].to(torch.int32)).double()
         inverse_PN = inverse_scale_of_bytes(scales_KN[start:stop].to(torch.int32)).double()
-        error_PN = torch.zeros_like(weight_KN[start:stop])
-        update_PP = update_KK[start:stop, start:stop].contiguous()
+        weight_PN = weight_KN[start:stop]
+        error_PN = torch.empty_like(weight_PN)
+        update_PP1 = update_KK[start:stop, start:stop].unsqueeze(-1)
         for j in range(stop - start):
-            w_N = weight_KN[start + j]
-            if j:
-                w_N = torch.addmv(w_N, error_PN[:j].T, update_PP[:j, j], alpha=-1)
-            rounded_N = round_to_e2m1_((w_N * inverse_PN[j]).to(torch.float32))
+            rounded_N = round_to_e2m1_((weight_PN[j] * inverse_PN[j]).to(torch.float32))
             rounded_KN[start + j] = rounded_N
-            torch.addcmul(w_N, scale_PN[j], rounded_N.double(), value=-1, out=error_PN[j])
+            torch.addcmul(weight_PN[j], scale_PN[j], rounded_N.double(), value=-1, out=error_PN[j])
+            weight_PN[j + 1 :].addcmul_(update_PP1[j, j + 1 :], error_PN[j], value=-1)
         weight_KN[stop:].addmm_(update_KK[start:stop, stop:].T, error_PN, alpha=-1)
     return rounded_KN
