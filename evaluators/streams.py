@@ -52,6 +52,11 @@ class Streams:
         self._inputs: dict[Stream, dict[tuple[str, int], Tensor]] = {stream: {} for stream in STREAMS}
         self._losses: dict[Stream, dict[int, Tensor]] = {stream: {} for stream in STREAMS}
         self._first_installed: tuple[int, int] | None = None
+        self._groups: list[list[Group]] = [[] for _ in range(model.num_blocks)]
+        self._places: dict[str, tuple[int, int]] = {}
+        for group in model.map.groups:
+            self._places[group.name] = (group.block, len(self._groups[group.block]))
+            self._groups[group.block].append(group)
 
     @property
     def num_chunks(self) -> int:
@@ -84,7 +89,7 @@ class Streams:
 
     def forget_after_install(self, group: Group) -> None:
         """Drop what the quantized stream computed after `group`: one of its layers was installed."""
-        place = self._place(group)
+        place = self._places[group.name]
         if self._first_installed is None or place < self._first_installed:
             self._first_installed = place
         self._forget("quantized", group.block, place[1])
@@ -100,15 +105,8 @@ class Streams:
         """Drop hidden states that enter later blocks, and inputs of later groups than (block, index)."""
         hidden, inputs = self._hidden[stream], self._inputs[stream]
         self._hidden[stream] = {key: value for key, value in hidden.items() if key[1] <= block}
-        later = {group.name for group in self.model.map.groups if self._place(group) > (block, index)}
-        self._inputs[stream] = {key: value for key, value in inputs.items() if key[0] not in later}
+        self._inputs[stream] = {key: value for key, value in inputs.items() if self._places[key[0]] <= (block, index)}
         self._losses[stream].clear()
-
-    def _place(self, group: Group) -> tuple[int, int]:
-        return group.block, [member.name for member in self._groups_of(group.block)].index(group.name)
-
-    def _groups_of(self, block: int) -> list[Group]:
-        return [group for group in self.model.map.groups if group.block == block]
 
     def _effective(self, stream: Stream, block: int, index: int = 0) -> Stream:
         """The reference stream wherever nothing is installed before the place (block, index)."""
@@ -117,12 +115,12 @@ class Streams:
         return stream
 
     def _group_input(self, batch: int, group: Group, stream: Stream) -> Tensor:
-        block, index = self._place(group)
+        block, index = self._places[group.name]
         stream = self._effective(stream, block, index)
         kept = self._inputs[stream].get((group.name, batch))
         if kept is not None:
             return kept
-        groups = self._groups_of(block)
+        groups = self._groups[block]
         # The reference stream changes only by folds, so one run of the block serves all its groups.
         all_bytes = 4 * self.num_chunks * self.length * sum(member.num_inputs for member in groups)
         takes_all = stream == "reference" and all_bytes <= self.cache_bytes

@@ -42,6 +42,9 @@ class TwoStreamModel:
     def __init__(self, decoder_map: DecoderMap) -> None:
         self.map = decoder_map
         self.installed: dict[str, QuantizedLinear] = {}
+        self._names: list[list[str]] = [[] for _ in decoder_map.block_modules]
+        for layer in decoder_map.layers:
+            self._names[layer.block].append(layer.name)
         self._arguments: dict[tuple[int, ...], BlockArguments] = {}
 
     @property
@@ -148,9 +151,9 @@ class TwoStreamModel:
 
     @contextmanager
     def _stream_in_place(self, block: int, stream: Stream) -> Iterator[None]:
-        names = [layer.name for layer in self.map.layers if layer.block == block and layer.name in self.installed]
-        if stream == "reference":
-            names = []
+        names: list[str] = []
+        if stream == "quantized":
+            names = [name for name in self._names[block] if name in self.installed]
         try:
             for name in names:
                 self.map.replace(name, self.installed[name])

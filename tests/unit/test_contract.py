@@ -205,7 +205,7 @@ def test_random_bytes_are_refused_or_decode_to_finite_values(seed: int, scale: i
         assert bool(decode(install.weight).isfinite().all())
 
 
-def measure(transform: Transform = (), branch: LowRank | None = None, **own: Install) -> tuple[str, float]:
+def measure(transform: Transform = (), branch: LowRank | None = None, **own: Install) -> tuple[str, Any]:
     installs = {
         layer.name: own.get(layer.role, check(weight=make_weight(), transform=transform, low_rank=branch))
         for layer in GROUP.layers

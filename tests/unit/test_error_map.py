@@ -47,8 +47,8 @@ def test_rows_are_the_ratios_of_hooked_forward_passes(kind: Kind) -> None:
 def test_clipped_values_are_those_beyond_six_scales() -> None:
     x_TK = torch.randn(200, 64, generator=torch.Generator().manual_seed(0)) * 3
     for rule in ("even", "floor", "rceil", "search"):
-        scales = torch.exp2(choose_scales(x_TK, scale_rule=rule).float() - 127).repeat_interleave(32, dim=1)  # type: ignore[arg-type]
-        assert clip_counts(x_TK, rule) == int((x_TK.abs() > 6 * scales).sum())  # type: ignore[arg-type]
+        scales = torch.exp2(choose_scales(x_TK, scale_rule=rule).float() - 127).repeat_interleave(32, dim=1)
+        assert clip_counts(x_TK, rule) == int((x_TK.abs() > 6 * scales).sum())
     assert clip_counts(x_TK, "rceil") == 0
     assert clip_counts(x_TK, "floor") > clip_counts(x_TK, "even") > 0
     zeros = torch.zeros(2, 32)

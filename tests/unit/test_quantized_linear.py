@@ -23,6 +23,7 @@ from forge_kernels import (
     apply_transform,
     decode,
     encode,
+    fake_quantize,
     transform_weight,
 )
 from forge_kernels.transforms import Transform
@@ -92,7 +93,7 @@ def test_close_to_the_full_precision_layer_in_every_coordinate_system() -> None:
 @pytest.fixture
 def encodings(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     calls: list[Tensor] = []
-    original = quantized_linear.fake_quantize
+    original = fake_quantize
 
     def count(x: Tensor, **rule: Any) -> Tensor:
         calls.append(x)

@@ -149,7 +149,7 @@ def test_blocks_replayed_one_by_one_are_the_whole_model(kind: Kind) -> None:
         assert leaving is not None
         hidden_CLH = leaving
     with torch.no_grad():
-        expected = subject.model.model(input_ids=tokens_CL, use_cache=False).last_hidden_state  # type: ignore[union-attr, operator]
+        expected = subject.model.model(input_ids=tokens_CL, use_cache=False).last_hidden_state  # type: ignore[operator]
     assert torch.equal(model.finish(tokens_CL, hidden_CLH), expected)
 
 
@@ -191,7 +191,7 @@ def test_without_installs_one_pass_serves_both_streams_and_all_groups() -> None:
     streams = open_streams(make_tiny_subject(blocks=3))
     for stream in ("quantized", "reference"):
         for group in streams.model.map.groups:
-            streams.batched_inputs(group, stream)  # type: ignore[arg-type]
+            streams.batched_inputs(group, stream)
         if stream == "quantized":
             assert streams.meter.tokens == CHUNKS * LENGTH
 
