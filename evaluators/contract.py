@@ -50,6 +50,7 @@ class Contract:
     max_steps: most steps of one transform.
     max_forward_passes: cap on metered subject-forward tokens, in passes over the calibration tokens.
     max_calls: most Session calls of one run, refused ones included.
+    max_folds_per_site: most folds at one site; every one is kept in the artifact, and replayed where it is applied.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Contract:
     max_steps: int = 8
     max_forward_passes: int = 64
     max_calls: int = 20_000
+    max_folds_per_site: int = 4
 
 
 MXFP4_W4A4 = Contract(name="mxfp4-w4a4/1", max_bits={"folded": 4.25, "online": 5.5, "corrected": 6.0})
@@ -245,7 +247,10 @@ def _check_step(contract: Contract, layer: Layer, index: int, step: Any) -> Step
         num_matrices = 1 if is_shared else num_inputs // BLOCK
         matrix_Bij = _copy(layer, f"{place} (block matrix)", matrix, (num_matrices, BLOCK, BLOCK), floats)
         _require_finite(layer, f"{place} (block matrix)", matrix_Bij)
-        singular_BS = torch.linalg.svdvals(matrix_Bij.double())
+        try:
+            singular_BS = torch.linalg.svdvals(matrix_Bij.double())
+        except RuntimeError as error:  # torch.linalg.LinAlgError, which has no typed name
+            raise ContractError(f"layer {layer.name!r}: {place} has no singular values ({error})") from error
         for largest, smallest in zip(singular_BS[:, 0].tolist(), singular_BS[:, -1].tolist(), strict=True):
             _check_condition(contract, layer, f"{place} (block matrix)", largest, smallest)
         return BlockMatrix(matrix_Bij=matrix_Bij)

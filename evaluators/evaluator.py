@@ -87,6 +87,7 @@ class Evaluator:
         self._smoke_host = WorkerHost(isolation, smoke_limits, threads=threads)
         self._smoke_subject: Subject | None = None
         self._full_precision: dict[Split, tuple[float, ...]] = {}
+        self._references: dict[tuple[str, Split], tuple[float, ...]] = {}
 
     def __enter__(self) -> Self:
         self._host.prestart()
@@ -133,7 +134,7 @@ class Evaluator:
             tokens_CL = self._tokens(split, f"evaluation of artifact {artifact.hash}")
             chunk_nll = self._score(artifact, tokens_CL)
             if all(map(math.isfinite, chunk_nll)):
-                paired = () if reference is None else self._score(reference, tokens_CL)
+                paired = () if reference is None else self._score_reference(reference, split, tokens_CL)
                 result = replace(
                     result,
                     chunk_nll=chunk_nll,
@@ -283,6 +284,13 @@ class Evaluator:
         if split == "sealed":
             return self.corpus.sealed(reader).to(self.subject.device)
         return self.corpus.splits[split].to(self.subject.device)
+
+    def _score_reference(self, artifact: Artifact, split: Split, tokens_CL: Tensor) -> tuple[float, ...]:
+        """Score an artifact once per split: scores are deterministic, and a parent is asked for many times."""
+        key = (artifact.hash, split)
+        if key not in self._references:
+            self._references[key] = self._score(artifact, tokens_CL)
+        return self._references[key]
 
     def _score(self, artifact: Artifact | None, tokens_CL: Tensor) -> tuple[float, ...]:
         """Score an artifact on a pristine subject, or the subject itself."""

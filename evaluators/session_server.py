@@ -117,8 +117,10 @@ class SessionServer:
     def inputs(self, group: str, *, stream: Stream = "quantized", max_tokens: int | None = None) -> Tensor:
         """See `Session.inputs`."""
         found, batches = self._measure(group, stream, max_tokens)
+        inputs_TK = torch.cat(batches)
+        _require_finite(found, inputs_TK)
         self._record("inputs", group=found, stream=stream)
-        return torch.cat(batches).cpu()
+        return inputs_TK.cpu()
 
     def second_moment(self, group: str, *, stream: Stream = "quantized", max_tokens: int | None = None) -> Tensor:
         """See `Session.second_moment`. Products in float32 within a batch of sequences, their sum in float64."""
@@ -127,6 +129,7 @@ class SessionServer:
         for inputs_TK in batches:
             moment_KK += (inputs_TK.T @ inputs_TK).double()
         moment_KK /= sum(len(inputs_TK) for inputs_TK in batches)
+        _require_finite(found, moment_KK)
         self._record("second_moment", group=found, stream=stream)
         return ((moment_KK + moment_KK.T) / 2).cpu()
 
@@ -176,6 +179,10 @@ class SessionServer:
         if installed:
             raise ContractError(
                 f"fold at {found.name!r} would change {installed[0]!r}, which is installed; fold before installing"
+            )
+        if sum(name == found.name for name, _ in self._folds) >= self.contract.max_folds_per_site:
+            raise ContractError(
+                f"{self.contract.max_folds_per_site} folds were made already at {found.name!r}; multiply matrices first"
             )
         checked = self._fold_guard.fold(found, matrix)
         self._folds.append((found.name, checked))
@@ -283,10 +290,7 @@ class SessionServer:
                     "so give at least that many"
                 )
             num_chunks = max_tokens // self._calibration.length
-        batches = self._guarded(lambda: self._calibration.batched_inputs(found, stream, num_chunks))
-        if not all(bool(inputs_TK.isfinite().all()) for inputs_TK in batches):
-            raise ContractError(f"the input of group {found.name!r} is not finite; replace what is installed before it")
-        return found, batches
+        return found, self._guarded(lambda: self._calibration.batched_inputs(found, stream, num_chunks))
 
     def _guarded(self, measure: Callable[[], T]) -> T:
         """Run a measurement; going over the meter ends the run for good."""
@@ -340,6 +344,11 @@ class SessionServer:
         if install is not None:
             event |= {"rank": install.rank, "transform": step_names(install.transform)}
         self.events.append(event)
+
+
+def _require_finite(group: Group, measured: Tensor) -> None:
+    if not bool(measured.isfinite().all()):
+        raise ContractError(f"the input of group {group.name!r} is not finite; replace what is installed before it")
 
 
 def draw_chunks(chunks_CL: Tensor, num_chunks: int, draw: int) -> Tensor:

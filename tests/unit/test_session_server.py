@@ -219,6 +219,14 @@ def test_a_fold_shows_in_weights_and_inputs_and_keeps_the_loss(session: Session)
     assert session.gate_loss() == pytest.approx(loss, abs=1e-5)
 
 
+def test_folds_at_one_site_are_counted(session: Session) -> None:
+    for _ in range(MXFP4_W4A4.max_folds_per_site):
+        session.fold("blocks.1.up_down_permutation", torch.arange(96).flip(0))
+    with pytest.raises(ContractError, match="4 folds were made already"):
+        session.fold("blocks.1.up_down_permutation", torch.arange(96))
+    session.fold("blocks.0.up_down_permutation", torch.arange(96))
+
+
 def test_a_fold_that_moves_the_logits_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     server = open_server(subject=make_tiny_subject("llama", tied=True))
     session = LocalSession(server)
