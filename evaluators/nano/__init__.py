@@ -1,0 +1,1 @@
+"""The two shipped subjects, and the scripts that made them."""
