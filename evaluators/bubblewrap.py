@@ -9,6 +9,7 @@ What a worker sees under `BubblewrapIsolation`, and why:
     package folders             read-only               torch and what it needs; our own packages there are masked
     /quantforge                 read-only, single       forge_kernels, and the files of evaluators that are needed
     /proc                       new, read-only          of its own pid namespace; kernel settings stay out of reach
+                                                        (with a GPU: read-only but for a process's own files)
     /sys/devices/system         cpu and node, read-only how torch finds out what the processor can do
     /dev                        minimal, read-only      null, zero, random, tty; /dev/nvidia* where a GPU is in use
     /dev/shm, /tmp              tmpfs of limited size   the only places to write; gone with the worker
@@ -55,6 +56,23 @@ SHARED_MEMORY_BYTES: Final = 64 << 20
 START_TIMEOUT_S: Final = 30.0
 _SYSTEM_FOLDERS: Final = ("/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin")
 _SYSTEM_FILES: Final = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives")
+_HOST_PROC: Final = (
+    "acpi",
+    "asound",
+    "bus",
+    "driver",
+    "dynamic_debug",
+    "fs",
+    "irq",
+    "latency_stats",
+    "mtrr",
+    "pressure",
+    "scsi",
+    "slabinfo",
+    "sys",
+    "sysrq-trigger",
+)
+"""What of /proc acts on the whole host and is writable for its superuser."""
 _PROCESSOR_FOLDERS: Final = ("/sys/devices/system/cpu", "/sys/devices/system/node")
 _UNUSED_PACKAGES: Final = (
     "/usr/lib/python3*/dist-packages",
@@ -94,7 +112,14 @@ class BubblewrapIsolation:
         )
         profile = [*self.profile(runtime, limits=limits), *_environment_options(self._environment(runtime, threads))]
         group = ControlGroup.create(limits)
-        return start_bubblewrap(bwrap, profile, command, keep_fds=(connection.fileno(),), group=group)
+        return start_bubblewrap(
+            bwrap,
+            profile,
+            command,
+            keep_fds=(connection.fileno(),),
+            group=group,
+            filter_fd=seccomp.filter_file(allow_shared=self.has_gpu()),
+        )
 
     def profile(self, runtime: PythonRuntime, *, limits: Limits) -> list[str]:
         """Return the bubblewrap options for namespaces and mounts."""
@@ -121,11 +146,15 @@ class BubblewrapIsolation:
         for file in runtime.worker_files():
             options += ["--ro-bind", str(file), f"{INSIDE}/evaluators/{file.name}"]
         options += ["--ro-bind", str(runtime.forge_kernels), f"{INSIDE}/forge_kernels"]
-        options += ["--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev"]
-        if self._has_gpu():
+        options += ["--proc", "/proc", "--dev", "/dev"]
+        if self.has_gpu():
+            # CUDA writes to files of its own process below /proc, so only what belongs to the whole host is read-only.
+            for name in _HOST_PROC:
+                options += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
             for node in _gpu_nodes():
                 options += ["--dev-bind-try", node, node]
         else:
+            options += ["--remount-ro", "/proc"]
             # Shared mappings of /dev/zero are memory that no process need keep mapped; /dev/full reads the same.
             options += ["--dev-bind", "/dev/full", "/dev/zero"]
         options += ["--perms", "0777", "--size", str(SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]
@@ -163,7 +192,8 @@ class BubblewrapIsolation:
             environment["LD_LIBRARY_PATH"] = ":".join(map(str, libraries))
         return environment
 
-    def _has_gpu(self) -> bool:
+    def has_gpu(self) -> bool:
+        """Whether the GPU's device nodes are bound."""
         return os.path.exists("/dev/nvidiactl") if self.gpu is None else self.gpu
 
 
@@ -174,17 +204,18 @@ def start_bubblewrap(
     *,
     keep_fds: Sequence[int] = (),
     group: ControlGroup | None = None,
+    filter_fd: int | None = None,
 ) -> NamespaceSandbox:
     """Start a command under bubblewrap and wait until its namespaces exist.
 
-    The command begins only after bubblewrap's processes are in the control group, so that it is born there.
+    The command begins only after bubblewrap's processes are in the control group, so that it is born there. `filter_fd`
+    holds a seccomp filter and is closed here.
 
     Raises:
         SandboxUnavailableError: bubblewrap ended before; the message holds what it printed.
     """
     info_read, info_write = os.pipe()
     block_read, block_write = os.pipe()
-    filter_fd = seccomp.filter_file()
     passed = [info_write, block_read, *([] if filter_fd is None else [filter_fd])]
     options = ["--info-fd", str(info_write), "--block-fd", str(block_read)]
     if filter_fd is not None:
@@ -204,10 +235,8 @@ def start_bubblewrap(
         while passed:
             os.close(passed.pop())
         init_pid = int(_read_info(info_read)["child-pid"])
+        group = _join(group, (process.pid, init_pid))
         sandbox = NamespaceSandbox(process, init_pid=init_pid, temporary=("/tmp", "/dev/shm"), group=group)
-        if group is not None:
-            group.add(process.pid)
-            group.add(init_pid)
         os.write(block_write, b"1")
         return sandbox
     except (ValueError, KeyError, OSError) as err:
@@ -224,6 +253,19 @@ def start_bubblewrap(
     finally:
         for fd in (info_read, block_write, *passed):
             os.close(fd)
+
+
+def _join(group: ControlGroup | None, pids: Sequence[int]) -> ControlGroup | None:
+    """Move processes into the group; None where this user may make groups but not move processes into them."""
+    if group is None:
+        return None
+    try:
+        for pid in pids:
+            group.add(pid)
+    except PermissionError:
+        group.remove()
+        return None
+    return group
 
 
 def find_bubblewrap() -> Path:

@@ -98,4 +98,4 @@ def worker_command(
             "processes": process_limit,
         },
     }
-    return [executable, "-I", "-S", "-B", "-X", "faulthandler", worker, json.dumps(config)]
+    return [executable, "-I", "-S", "-B", "-u", "-X", "faulthandler", worker, json.dumps(config)]

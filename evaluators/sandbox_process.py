@@ -78,7 +78,7 @@ class NamespaceSandbox:
         self._init_fd = os.pidfd_open(init_pid)
         self._temporary = temporary
         self._root: str | None = None
-        self._group = group
+        self.group = group
 
     def num_tasks(self) -> int:
         """See `Sandbox.num_tasks`."""
@@ -106,11 +106,11 @@ class NamespaceSandbox:
 
     def is_memory_exceeded(self) -> bool:
         """See `Sandbox.is_memory_exceeded`."""
-        return self._group is not None and self._group.is_memory_exceeded()
+        return self.group is not None and self.group.is_memory_exceeded()
 
     def is_process_limit_hit(self) -> bool:
         """See `Sandbox.is_process_limit_hit`."""
-        return self._group is not None and self._group.is_process_limit_hit()
+        return self.group is not None and self.group.is_process_limit_hit()
 
     def end(self) -> None:
         """See `Sandbox.end`."""
@@ -133,8 +133,8 @@ class NamespaceSandbox:
         if self._init_fd >= 0:
             os.close(self._init_fd)
             self._init_fd = -1
-        if self._group is not None:
-            self._group.remove()
+        if self.group is not None:
+            self.group.remove()
 
     def _find_root(self) -> str | None:
         """Return a path to the sandbox's own root, through a process inside whose links this user may follow."""

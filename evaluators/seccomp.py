@@ -85,8 +85,11 @@ _SHARED: Final = {
 MACHINES: Final = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
 
-def build_filter(machine: Machine) -> bytes:
-    """Return the filter program as an array of ``struct sock_filter``."""
+def build_filter(machine: Machine, *, allow_shared: bool = False) -> bytes:
+    """Return the filter program as an array of ``struct sock_filter``.
+
+    allow_shared: let anonymous shared mappings pass, which CUDA cannot do without.
+    """
     refused = sorted({*machine.refused.values(), *_SHARED.values()})
     code = [
         _instruction(_LOAD, _ARCHITECTURE),
@@ -104,13 +107,16 @@ def build_filter(machine: Machine) -> bytes:
             _instruction(_JUMP_EQUAL, number, when_false=1),
             _instruction(_RETURN, _ERROR | errno.EPERM),
         ]
+    if not allow_shared:
+        code += [
+            _instruction(_JUMP_EQUAL, machine.mmap, when_false=5),
+            _instruction(_LOAD, _MMAP_FLAGS),
+            _instruction(_AND, _SHARED_ANONYMOUS),
+            _instruction(_JUMP_EQUAL, _SHARED_ANONYMOUS, when_false=1),
+            _instruction(_RETURN, _ERROR | errno.EPERM),
+            _instruction(_RETURN, _ALLOW),
+        ]
     code += [
-        _instruction(_JUMP_EQUAL, machine.mmap, when_false=5),
-        _instruction(_LOAD, _MMAP_FLAGS),
-        _instruction(_AND, _SHARED_ANONYMOUS),
-        _instruction(_JUMP_EQUAL, _SHARED_ANONYMOUS, when_false=1),
-        _instruction(_RETURN, _ERROR | errno.EPERM),
-        _instruction(_RETURN, _ALLOW),
         _instruction(_JUMP_EQUAL, machine.socket, when_true=1),
         _instruction(_RETURN, _ALLOW),
         _instruction(_LOAD, _ARGUMENT_0),
@@ -122,12 +128,12 @@ def build_filter(machine: Machine) -> bytes:
     return b"".join(code)
 
 
-def filter_file() -> int | None:
+def filter_file(*, allow_shared: bool = False) -> int | None:
     """Return a descriptor from which bubblewrap reads the filter of this machine, None where it is not known."""
     machine = MACHINES.get(platform.machine())
     if machine is None or sys.byteorder != "little":
         return None
-    program = build_filter(machine)
+    program = build_filter(machine, allow_shared=allow_shared)
     fd = os.memfd_create("quantforge-seccomp", os.MFD_CLOEXEC)
     if os.write(fd, program) != len(program):
         os.close(fd)

@@ -1,6 +1,6 @@
 """The untrusted process: waits for its job, runs one program, says how it ended.
 
-Started as ``python -I -S -B worker.py CONFIG``: isolated, so that no file of the working folder and no variable of
+Started as ``python -I -S -B -u worker.py CONFIG``: isolated, so that no file of the working folder and no variable of
 the environment can shadow a module, and without `site`, so that no .pth file runs. That leaves only the standard
 library on the import path; CONFIG (JSON) names the folders that are added. Until those are set, this file imports
 nothing else.

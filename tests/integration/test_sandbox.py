@@ -6,7 +6,10 @@ One host per isolation is shared by the tests, so that each finds a worker that 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -491,6 +494,80 @@ def test_without_isolation_the_label_says_so_and_limits_hold() -> None:
         assert not [line for line in _descendants() if b"survivor" in line]
         report, _ = run(host, MEMORY["private"])
         assert report.outcome is Outcome.OUT_OF_MEMORY, report
+
+
+def test_kernel_settings_are_out_of_reach_beside_a_gpu_too() -> None:
+    body = """
+for path in ("/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches", "/proc/sysrq-trigger", "/proc/x"):
+    try:
+        open(path, "w").write("x")
+        print("wrote", path)
+    except OSError:
+        pass
+"""
+    with WorkerHost(BubblewrapIsolation(gpu=True), LIMITS) as host:
+        report, _ = run(host, body)
+    assert report.is_finished, report
+    assert report.log_tail == ""
+
+
+def test_a_host_without_groups_of_its_own_still_counts_memory_and_processes(
+    host: WorkerHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("evaluators.cgroup.ControlGroup.add", refuse)
+    with WorkerHost(BubblewrapIsolation(), LIMITS) as other:
+        report, _ = run(
+            other,
+            "import threading\n"
+            "for _ in range(100): threading.Thread(target=time.sleep, args=(9,)).start()\n"
+            "time.sleep(9)",
+        )
+    assert report.outcome is Outcome.CRASHED, report
+    assert "processes and threads" in report.reason or "can't start new thread" in report.reason
+
+
+INSTALLED = """
+import sys
+from evaluators.limits import Limits
+from evaluators.sandbox import BubblewrapIsolation
+from evaluators.session import Group, Layer
+from evaluators.wire import Hello, encode_hello
+from evaluators.worker_host import WorkerHost
+
+class Server:
+    def dispatch(self, op, args, tensors):
+        return encode_hello(Hello((), (), (), "cpu", 0)), []
+
+with WorkerHost(BubblewrapIsolation(), Limits()) as host:
+    report = host.run(sys.argv[1], Server())
+assert report.is_finished, report
+print(report.log_tail)
+"""
+
+
+def test_installed_beside_torch_our_packages_and_data_are_masked(tmp_path: Path) -> None:
+    site = tmp_path / "site-packages"
+    ignore = shutil.ignore_patterns("__pycache__", "nano")
+    for name in ("evaluators", "forge_kernels"):
+        shutil.copytree(package_folder(name), site / name, ignore=ignore)
+    for name in ("forge", "hypotheses", "evaluators/nano/nano-llama"):
+        (site / name).mkdir(parents=True)
+        (site / name / "secret").write_text("secret")
+    program = f"""
+import os, evaluators.wire, forge_kernels
+def quantize(session):
+    found = [os.path.join(folder, name) for folder, _, names in os.walk({str(tmp_path)!r}) for name in names]
+    found += [os.path.join(folder, name) for folder, _, names in os.walk("/quantforge") for name in names]
+    print(evaluators.wire.__file__.startswith("/quantforge"), [name for name in found if name.endswith("secret")])
+"""
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", INSTALLED, program], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert result.stdout.strip() == "True []", result.stderr + result.stdout
 
 
 def test_hidden_paths_are_masked() -> None:

@@ -14,11 +14,13 @@ ALLOW = 0x7FFF0000
 KILL = 0x80000000
 
 
-def judge(machine: Machine, number: int, *arguments: int, audit: int | None = None) -> int | str:
+def judge(
+    machine: Machine, number: int, *arguments: int, audit: int | None = None, allow_shared: bool = False
+) -> int | str:
     """Return what the filter says to a call: "allowed", "killed" or an errno."""
     words = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("<iIQ6Q", number, machine.audit if audit is None else audit, 0, *words)
-    program = list(struct.iter_unpack("<HBBI", build_filter(machine)))
+    program = list(struct.iter_unpack("<HBBI", build_filter(machine, allow_shared=allow_shared)))
     accumulator, position = 0, 0
     while True:
         code, when_true, when_false, value = program[position]
@@ -61,6 +63,8 @@ def test_only_shared_anonymous_mappings_are_refused(name: str) -> None:
     assert judge(machine, machine.mmap, 0, 4096, 3, 0x8021) == errno.EPERM
     assert judge(machine, machine.mmap, 0, 4096, 3, 0x22) == "allowed"
     assert judge(machine, machine.mmap, 0, 4096, 3, 0x01) == "allowed"
+    assert judge(machine, machine.mmap, 0, 4096, 3, 0x21, allow_shared=True) == "allowed"
+    assert judge(machine, machine.socket, 40, allow_shared=True) == errno.EAFNOSUPPORT
 
 
 def test_other_architectures_on_the_same_kernel_are_killed() -> None:
