@@ -30,7 +30,8 @@ from evaluators.sandbox import NoIsolation, diagnose_sandbox
 from evaluators.sandbox_process import Sandbox
 from evaluators.session import Group, Layer
 from evaluators.wire import Hello, encode_hello, encode_value
-from evaluators.worker_host import OutputBuffer, WorkerHost, WorkerReport
+from evaluators.worker_host import WorkerHost, WorkerReport
+from evaluators.worker_process import OutputBuffer
 
 WALL_S = 6.0
 LIMITS = Limits(
