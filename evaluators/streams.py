@@ -97,8 +97,6 @@ class Streams:
     def forget_after_fold(self, site: Site) -> None:
         """Drop what both streams computed from the site's block on; everything for a fold without a block."""
         for stream in STREAMS:
-            if site.block is None:
-                self._hidden[stream].clear()
             self._forget(stream, -1 if site.block is None else site.block, -1)
 
     def _forget(self, stream: Stream, block: int, index: int) -> None:

@@ -141,6 +141,18 @@ def test_an_artifact_belongs_to_one_subject_and_one_contract(artifact: Artifact,
         check_artifact(partial, subject, MXFP4_W4A4)
 
 
+def test_applying_checks_first(artifact: Artifact) -> None:
+    with pytest.raises(ArtifactError, match="made for subject 'tiny-llama'"):
+        apply_artifact(artifact, make_tiny_subject("llama", seed=1), MXFP4_W4A4)
+
+
+def test_stored_parameters_win_over_replayed_ones(artifact: Artifact, subject: Subject) -> None:
+    stored = {name: tensor * (1 + 2e-6) for name, tensor in artifact.changed.items()}
+    model = apply_artifact(replace(artifact, changed=stored), subject, MXFP4_W4A4)
+    parameters = model.map.high_precision_parameters()
+    assert all(torch.equal(parameters[name], tensor) for name, tensor in stored.items())
+
+
 def test_changed_parameters_must_follow_from_the_folds(artifact: Artifact, subject: Subject) -> None:
     name = "model.norm.weight"
     for changed, message in [

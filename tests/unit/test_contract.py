@@ -278,6 +278,11 @@ def test_digests_see_decoded_content_and_nothing_else() -> None:
     one = check(weight=Encoded(codes_NK=codes_NK, scales_NB=scales_NB))
     two = check(weight=Encoded(codes_NK=halved_NK, scales_NB=scales_NB + 1))
     assert install_digest(one) == install_digest(two)
+    # Minus zero in a matrix is zero.
+    plus, minus = (torch.where(EYE == 0, zero, EYE)[None] for zero in (0.0, -0.0))
+    assert install_digest(check(transform=(BlockMatrix(matrix_Bij=plus),))) == install_digest(
+        check(transform=(BlockMatrix(matrix_Bij=minus),))
+    )
     changed = [
         check(weight=make_weight(1)),
         check(transform=(Hadamard(size=32),)),

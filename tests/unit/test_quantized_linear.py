@@ -123,9 +123,10 @@ def test_a_shared_encoding_is_never_taken_for_another_input(encodings: list[Tens
     first(x)
     x.mul_(2)  # the same object with other values
     torch.testing.assert_close(second(x), QuantizedLinear(make_install((), seed=1), None)(x))
-    first(x)
-    torch.testing.assert_close(second(x + 1), QuantizedLinear(make_install((), seed=1), None)(x + 1))
-    assert len(encodings) == 5  # the third call of the pair found its own input encoded
+    third, fourth = random(4, K, seed=5), random(4, K, seed=6)
+    first(third)
+    torch.testing.assert_close(second(fourth), QuantizedLinear(make_install((), seed=1), None)(fourth))
+    assert len(encodings) == 6
 
 
 def test_nothing_is_kept_once_every_reader_is_served() -> None:

@@ -113,6 +113,19 @@ def test_measurements_equal_fresh_forward_passes(kind: Kind, data: st.DataObject
             assert streams.losses().tolist() == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("cache_bytes", [2**30, 0])
+def test_installs_from_last_to_first_are_seen(cache_bytes: int) -> None:
+    subject = make_tiny_subject(blocks=3)
+    streams = open_streams(subject, cache_bytes=cache_bytes)
+    naive = Naive(subject, streams.chunks_CL)
+    for name in ("blocks.2.q", "blocks.1.down", "blocks.1.o", "blocks.0.up", "blocks.0.k"):
+        install(streams, naive, name, transform_index=1)
+        for group in subject.map.groups:
+            assert_same(streams, naive, group.name, "quantized")
+            assert_same(streams, naive, group.name, "reference")
+        assert streams.losses().tolist() == pytest.approx(score(naive.quantized.model, streams.chunks_CL), abs=1e-6)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_batches_give_equal_bits(kind: Kind) -> None:
     subject = make_tiny_subject(kind)
@@ -227,6 +240,21 @@ def test_the_meter_refuses_before_it_runs() -> None:
     with pytest.raises(ProgramError, match="allows 10") as caught:
         meter.charge(1)
     assert caught.value.outcome is Outcome.OVER_METERED
+
+
+def test_no_activation_is_kept_after_a_block_was_stopped_or_finished() -> None:
+    subject = make_tiny_subject()
+    streams = open_streams(subject)
+    naive = Naive(subject, streams.chunks_CL)
+    for name in ("blocks.0.q", "blocks.0.k", "blocks.0.v"):
+        install(streams, naive, name, transform_index=0)
+    hidden_CLH = streams.model.embed(streams.chunks_CL)
+    k_module = streams.model.installed["blocks.0.k"]
+    handle = k_module.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("stop here")))
+    with pytest.raises(RuntimeError, match="stop here"):
+        streams.model.run_block(0, hidden_CLH, "quantized")
+    handle.remove()
+    assert k_module.group_activation._encoded is None
 
 
 def test_a_truncated_subject_can_be_measured() -> None:
