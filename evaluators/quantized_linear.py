@@ -9,6 +9,7 @@ Legend: N output features, K input features, R rank.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable
 
@@ -23,39 +24,46 @@ from forge_kernels.rules import ActivationRule
 from forge_kernels.transforms import BlockMatrix, Diagonal, Permutation, Step, Transform, apply_transform
 
 
+class _Kept(threading.local):
+    """The last input of one thread and what it was encoded to."""
+
+    source: weakref.ref[Tensor] | None = None
+    version: int = -1
+    encoded: Tensor | None = None
+    num_reads: int = 0
+
+
 class GroupActivation:
     """Transforms and encodes a group's input once for all its readers.
 
     The result is kept while the same tensor object, unchanged, is asked for again, and dropped when every reader has
-    had it, so that no activation outlives its block.
+    had it, so that no activation outlives its block. Each thread keeps its own: batches may be scored side by side.
     """
 
     def __init__(self, transform: Transform, activation: ActivationRule) -> None:
         self.transform = transform
         self.activation = activation
         self.num_readers = 1
-        self._num_reads = 0
-        self._source: weakref.ref[Tensor] | None = None
-        self._version = -1
-        self._encoded: Tensor | None = None
+        self._kept = _Kept()
 
     def encode(self, x: Tensor) -> Tensor:
         """Return ``decode(encode(T x))`` in float32; x is (..., K)."""
-        encoded = self._encoded
-        is_known = self._source is not None and self._source() is x and self._version == x._version
+        kept = self._kept
+        encoded = kept.encoded
+        is_known = kept.source is not None and kept.source() is x and kept.version == x._version
         if encoded is None or not is_known:
             transformed = apply_transform(self.transform, x.to(torch.float32))
             encoded = fake_quantize(transformed, scale_rule=self.activation.scale_rule)
-            self._encoded, self._source, self._version, self._num_reads = encoded, weakref.ref(x), x._version, 0
-        self._num_reads += 1
-        if self._num_reads >= self.num_readers:
+            kept.encoded, kept.source, kept.version, kept.num_reads = encoded, weakref.ref(x), x._version, 0
+        kept.num_reads += 1
+        if kept.num_reads >= self.num_readers:
             self.clear()
         return encoded
 
     def clear(self) -> None:
-        """Forget the kept result."""
-        self._encoded = self._source = None
-        self._num_reads = 0
+        """Forget what this thread keeps."""
+        self._kept.encoded = self._kept.source = None
+        self._kept.num_reads = 0
 
 
 class QuantizedLinear(nn.Module):

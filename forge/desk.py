@@ -6,15 +6,19 @@ again over what it did before. A host error leaves the call reserved; the next p
 
 from __future__ import annotations
 
+import ast
+
 from evaluators.evaluator import Evaluator
 from evaluators.results import EvaluationResult, LayerError, Split
 from hypotheses.effects import PairedEffect, paired_effect
-from hypotheses.ledger import Evaluation, EvaluationKind, Ledger, NewErrorMap, NewEvaluation, Program, Settlement
+from hypotheses.ledger import Evaluation, Ledger, NewErrorMap, NewEvaluation, Program, Settlement
+from hypotheses.ledger.records import EvaluationKind
 from hypotheses.probes import ProbeEvidence
 
 from forge import program_source
 from forge.noise import NoiseModel
 from forge.program_identity import mechanism_fingerprint
+from forge.program_syntax import parse
 from forge.progress import Progress
 
 CALIBRATION_OPERATIONS = frozenset({"inputs", "second_moment", "output_error"})
@@ -166,7 +170,7 @@ def probe_evidence(evidence: dict[str, object], source: str) -> ProbeEvidence:
     layers = evidence.get("layers", {})
     assert isinstance(events, list | tuple)
     assert isinstance(layers, dict)
-    names = program_source.function_names(source)
+    names = function_names(source)
     return ProbeEvidence(
         events=tuple(events),
         layers=layers,
@@ -174,3 +178,8 @@ def probe_evidence(evidence: dict[str, object], source: str) -> ProbeEvidence:
         source_names=frozenset(names),
         fingerprints={name: mechanism_fingerprint(source, name) for name in names},
     )
+
+
+def function_names(source: str) -> tuple[str, ...]:
+    """Return the names of the functions defined at the top level of a program."""
+    return tuple(node.name for node in parse(source).body if isinstance(node, ast.FunctionDef))

@@ -137,7 +137,7 @@ class Explainer:
         ]
         level = family_level(len(explanation.hypotheses), max(1, len(options)), alpha=self._statistics.error_rate)
         # A control differs from the parent about as the child does, so its noise is taken to be the child's.
-        width = expected_width(confirmed, search, level=level)
+        width = expected_width(confirmed, search.standard_error, level=level)
         design = design_controls(
             [p for p in explanation.predictions if p.control in {option.key for option in options}],
             options,
@@ -152,11 +152,7 @@ class Explainer:
             self._note(turn, "design", f"no useful set of controls: {design.reason}")
             self._progress.milestone(f"{observation.id}: no useful set of controls ({design.reason})")
             return
-        usable = Explanation(
-            hypotheses=explanation.hypotheses,
-            controls=tuple(control for control in explanation.controls if control.key in design.widths),
-            predictions=tuple(p for p in explanation.predictions if p.control in design.widths),
-        )
+        usable = explanation.restricted_to(design.widths)
         registration = self._register(observation, usable, design, programs)
         self._announce(usable, design)
         measurements = [

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from evaluators.results import ContractClass, EvaluationResult
-from hypotheses.ledger import Ledger, NewProbeResult, NewProgram, NewScreening, Program, ProgramOrigin
+from hypotheses.ledger import Ledger, NewProbeResult, NewProgram, NewScreening, Program
+from hypotheses.ledger.records import ProgramOrigin
 from hypotheses.probes import ProbeEvidence, ProbeResult, ProbeStatus, check_probe, probe_mechanism
 from hypotheses.required_edits import BarredClaim, EditRecord, claim_is_barred
 

@@ -177,8 +177,8 @@ def _probe_fit_problems(edit: RequiredEdit) -> list[str]:
             problems.append(f"a knockout probe of {edit.kind!r} expects {wanted!r}, not {probe.expect!r}")
         if edit.kind == "replace" and name == edit.mechanism:
             problems.append(f"knocking out {name!r} cannot show that it was replaced; name what replaces it")
-    # What replaces a mechanism goes by another name.
-    if name is not None and name != edit.mechanism and edit.kind != "replace":
+    # What replaces, refines or extends a mechanism may be a part of its own, with a name of its own.
+    if name is not None and name != edit.mechanism and edit.kind == "remove":
         problems.append(f"the probe is about {name!r}, the edit about {edit.mechanism!r}")
     if isinstance(probe, CallProbe | OrderProbe) and name is None and _last_op(probe) in MEASUREMENTS:
         problems.append(
@@ -197,7 +197,12 @@ def _incumbent_problems(edit: RequiredEdit, mechanisms: Sequence[str]) -> list[s
     if edit.kind != "retest" and edit.mechanism not in mechanisms:
         known = ", ".join(map(repr, mechanisms)) or "none"
         problems.append(f"mechanism {edit.mechanism!r} is not in the incumbent; declared there: {known}")
-    if edit.kind in ("extend", "refine"):
+    name = probe_mechanism(edit.probe)
+    if name is not None and name != edit.mechanism and edit.kind != "remove":
+        # Knocking out what is there already would show nothing about the change.
+        if name in mechanisms:
+            problems.append(f"the probe names {name!r}, which the incumbent has already; name the part that is to come")
+    elif edit.kind in ("extend", "refine"):
         problems += probe_problems(edit.probe, mechanisms=mechanisms, source_names=frozenset())
     return problems
 

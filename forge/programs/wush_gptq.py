@@ -6,21 +6,42 @@ that read it (N rows):
     V S U^T = svd(R_b W_b^T / sqrt(N)),    T_b = Hadamard32 / sqrt(32) . S^(1/2) V^T R_b^-T
 
 so that the moments of T_b x and of W_b T_b^-1 are equal and flat: neither side carries more risk than the other. The
-matrices run online (32 multiply-adds per element) and are stored in bfloat16. GPTQ then works in the new coordinates with
-the moment T H T^T, block scales searched with the diagonal of that moment as weight.
+matrices run online (32 multiply-adds per element) and are stored in bfloat16, 512 / N bits per weight. Where few outputs
+share them that is more than they are worth: there a diagonal balances channel by channel, and the rotation follows,
+
+    d_j = (E[w_j^2] / E[x_j^2])^(1/4),    x' = Hadamard32 / sqrt(32) . diag(d) x
+
+GPTQ then works in the new coordinates with the moment T H T^T, block scales searched with the diagonal of that moment as
+weight.
 
 Sources: WUSH, arXiv 2512.00956; GPTQ, arXiv 2210.17323.
 """
 
-from forge_kernels import ActivationRule, BlockMatrix, apply_transform, encode, gptq, transform_weight, wush_matrices
+from forge_kernels import (
+    ActivationRule,
+    BlockMatrix,
+    Diagonal,
+    Hadamard,
+    apply_transform,
+    encode,
+    gptq,
+    transform_weight,
+    wush_matrices,
+)
 
 MECHANISMS = ("block_balance", "error_feedback")
 
+MAX_MATRIX_BITS = 2.0
+
 
 def block_balance(session, group, moment_KK):
-    """Return one balancing matrix for each block of 32 channels."""
+    """Return one balancing matrix for each block of 32 channels, or a diagonal and a rotation where those cost too much."""
     weights = [session.weight(layer) for layer in group.layers]
-    return (BlockMatrix(matrix_Bij=wush_matrices(moment_KK, weights)),)
+    if 512 / sum(layer.num_outputs for layer in group.layers) <= MAX_MATRIX_BITS:
+        return (BlockMatrix(matrix_Bij=wush_matrices(moment_KK, weights)),)
+    weight_moment_K = sum(weight_NK.double().square().mean(dim=0) for weight_NK in weights) / len(weights)
+    scale_K = (weight_moment_K.clamp_min(1e-12) / moment_KK.diagonal().clamp_min(1e-12)) ** 0.25
+    return (Diagonal(scale_K=scale_K.bfloat16()), Hadamard(size=32))
 
 
 def without_block_balance(session, group, moment_KK):

@@ -134,9 +134,9 @@ def test_nothing_is_kept_once_every_reader_is_served() -> None:
     share_activations([first, second])
     x = random(4, K)
     first(x)
-    assert first.group_activation._encoded is not None
+    assert first.group_activation._kept.encoded is not None
     second(x)
-    assert first.group_activation._encoded is None
+    assert first.group_activation._kept.encoded is None
     first(x)
     first.group_activation.clear()
     assert second.group_activation._encoded is None

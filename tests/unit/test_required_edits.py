@@ -112,7 +112,7 @@ def test_edits_that_follow_from_their_verdict(status: str, kind: str, probe: dic
          "a knockout probe of 'remove' expects 'unchanged', not 'changed'"),
         ("supported", {"kind": "extend", "probe": knockout(expect="unchanged")},
          "a knockout probe of 'extend' expects 'changed', not 'unchanged'"),
-        ("supported", {"kind": "extend", "probe": knockout("rotation")},
+        ("refuted", {"kind": "remove", "probe": {"kind": "absent", "mechanism": "rotation"}},
          "the probe is about 'rotation', the edit about 'branch'"),
         ("refuted", {"probe": knockout()},
          "knocking out 'branch' cannot show that it was replaced; name what replaces it"),
@@ -133,6 +133,14 @@ def test_edits_against_the_incumbent() -> None:
     ]
     assert check_required_edit(edit(), verdict("refuted"), mechanisms=("rotation",)) == [
         "mechanism 'branch' is not in the incumbent; declared there: 'rotation'"
+    ]
+
+
+def test_a_refinement_may_bring_a_part_of_its_own() -> None:
+    refined = edit(kind="refine", probe={"kind": "knockout", "mechanism": "finer"})
+    assert check_required_edit(refined, verdict("supported"), mechanisms=("branch",)) == []
+    assert check_required_edit(refined, verdict("supported"), mechanisms=("branch", "finer")) == [
+        "the probe names 'finer', which the incumbent has already; name the part that is to come"
     ]
 
 
