@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import platform
-import re
 import tempfile
 import time
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from evaluators.apply import apply_artifact, check_artifact
 from evaluators.artifact import Artifact, ArtifactError
+from evaluators.artifact_store import ArtifactStore
 from evaluators.contract import Contract
 from evaluators.corpora import Corpus
 from evaluators.error_map import error_map
@@ -46,7 +46,6 @@ SMOKE_BLOCKS = 2
 SMOKE_CHUNKS = 2
 SMOKE_TOKENS = 128
 SMOKE_WALL_S = 60.0
-ARTIFACT_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class Evaluator:
@@ -217,14 +216,7 @@ class Evaluator:
         Raises:
             ArtifactError: no such artifact, or its file no longer has that hash.
         """
-        if not ARTIFACT_HASH.fullmatch(artifact_hash):
-            raise ArtifactError(f"{artifact_hash!r} is no artifact hash (64 hex digits)")
-        artifact = Artifact.load(self.artifacts_dir / f"{artifact_hash}.safetensors")
-        if artifact.hash != artifact_hash:
-            raise ArtifactError(
-                f"the file of artifact {artifact_hash} was changed: its content has hash {artifact.hash}"
-            )
-        return artifact
+        return ArtifactStore(self.artifacts_dir).load(artifact_hash)
 
     def _run(
         self,
@@ -262,7 +254,7 @@ class Evaluator:
             made = server.finish()
         except ProgramError as error:
             return replace(result, outcome=error.outcome, reason=str(error)), None
-        artifact = _save_and_load(made, folder)
+        artifact = ArtifactStore(folder).keep(made)
         try:
             measure = check_artifact(artifact, subject, self.contract)
         except ArtifactError as error:
@@ -313,18 +305,6 @@ def runtime_versions() -> dict[str, str]:
         "python": platform.python_version(),
         DISTRIBUTION: own,
     }
-
-
-def _save_and_load(artifact: Artifact, folder: Path) -> Artifact:
-    path = folder / f"{artifact.hash}.safetensors"
-    try:
-        artifact.save(path)
-        loaded = Artifact.load(path)
-    except (OSError, ArtifactError) as error:
-        raise HostError(f"cannot keep an artifact in {folder}: {error}") from error
-    if loaded.hash != artifact.hash:
-        raise HostError(f"{path} does not hold what was written to it; check the disk")
-    return loaded
 
 
 def _non_finite_reason(losses: Sequence[float]) -> str:

@@ -28,10 +28,11 @@ from evaluators.meter import Meter
 from evaluators.quantized_linear import QuantizedLinear
 from evaluators.results import Outcome
 from evaluators.session import Group, Layer, Site, Stream
+from evaluators.session_dispatch import serve_call
 from evaluators.streams import STREAMS, Streams
 from evaluators.subjects import Subject
 from evaluators.two_streams import TwoStreamModel
-from evaluators.wire import Hello, check_request, decode_install, encode_hello, encode_value
+from evaluators.wire import Hello, check_request
 from forge_kernels.rules import ActivationRule, Encoded, LowRank
 from forge_kernels.transforms import IDENTITY, Transform
 
@@ -103,13 +104,28 @@ class SessionServer:
         """
         check_request({"op": op, "args": args}, len(tensors))
         try:
-            return self._serve(op, args, tensors)
+            return serve_call(self, op, args, tensors)
         except ContractError as error:
             return {"error": {"kind": "contract", "message": str(error)}}, []
 
+    def count_call(self) -> None:
+        """Count one call, refused or not.
+
+        Raises:
+            ProgramError: the run is over, or this call is one too many.
+        """
+        if self._fatal is not None:
+            raise self._fatal
+        self._num_calls += 1
+        if self._num_calls > self.contract.max_calls:
+            self._fatal = ProgramError(
+                f"the program made more than {self.contract.max_calls} session calls", Outcome.CONTRACT
+            )
+            raise self._fatal
+
     def weight(self, layer: str) -> Tensor:
         """See `Session.weight`."""
-        self._count_call()
+        self.count_call()
         found = self._layer(layer)
         self._record("weight", layer=found)
         return self.reference_weight(found.name).detach().to("cpu", torch.float32).clone()
@@ -143,7 +159,7 @@ class SessionServer:
         low_rank: LowRank | None = None,
     ) -> float:
         """See `Session.output_error`. The bias is on both sides and cancels."""
-        self._count_call()
+        self.count_call()
         found = self._layer(layer)
         install = check_install(
             self.contract, found, weight, transform=transform, activation=activation, low_rank=low_rank
@@ -164,7 +180,7 @@ class SessionServer:
 
     def gate_loss(self) -> float:
         """See `Session.gate_loss`."""
-        self._count_call()
+        self.count_call()
         loss = float(self._guarded(self._gate.losses).mean())
         if not math.isfinite(loss):
             raise ContractError("the model's loss on the gate split is not finite; replace the layer installed last")
@@ -173,7 +189,7 @@ class SessionServer:
 
     def fold(self, site: str, matrix: Tensor) -> None:
         """See `Session.fold`."""
-        self._count_call()
+        self.count_call()
         found = self._site(site)
         installed = [layer.name for layer in touched_layers(self.model.map, found) if layer.name in self.installs]
         if installed:
@@ -200,7 +216,7 @@ class SessionServer:
         low_rank: LowRank | None = None,
     ) -> None:
         """See `Session.install`."""
-        self._count_call()
+        self.count_call()
         found = self._layer(layer)
         install = check_install(
             self.contract, found, weight, transform=transform, activation=activation, low_rank=low_rank
@@ -214,7 +230,7 @@ class SessionServer:
 
     def log(self, message: str) -> None:
         """See `Session.log`; kept up to 64 Ki characters in all, without control characters."""
-        self._count_call()
+        self.count_call()
         room = MAX_LOG_CHARACTERS - len(self.program_log)
         # A program must not speak to the terminal that shows its log.
         text = "".join(c if c.isprintable() or c in "\n\t" else "?" for c in message[:room])
@@ -245,40 +261,8 @@ class SessionServer:
             changed=changed_parameters(self.subject.map, self.model.map) if self._folds else {},
         )
 
-    def _serve(self, op: str, args: dict[str, Any], tensors: Sequence[Tensor]) -> tuple[dict[str, Any], list[Tensor]]:
-        if op == "hello":
-            self._count_call()
-            return encode_hello(self.hello()), []
-        if op == "weight":
-            return {}, [self.weight(args["layer"])]
-        if op in ("inputs", "second_moment"):
-            measure = self.inputs if op == "inputs" else self.second_moment
-            return {}, [measure(args["group"], stream=args["stream"], max_tokens=args["max_tokens"])]
-        if op == "gate_loss":
-            return encode_value(self.gate_loss()), []
-        if op == "fold":
-            self.fold(args["site"], tensors[0])
-            return {}, []
-        if op == "log":
-            self.log(args["message"])
-            return {}, []
-        try:
-            given = decode_install(args, tensors)
-        except ContractError:
-            self._count_call()
-            raise
-        serve = self.install if op == "install" else self.output_error
-        value = serve(
-            args["layer"],
-            given.weight,
-            transform=given.transform,
-            activation=given.activation,
-            low_rank=given.low_rank,
-        )
-        return ({} if value is None else encode_value(value)), []
-
     def _measure(self, group: str, stream: Stream, max_tokens: int | None) -> tuple[Group, list[Tensor]]:
-        self._count_call()
+        self.count_call()
         found = self._group(group)
         if stream not in STREAMS:
             raise ContractError(f"unknown stream {stream!r}; known: {', '.join(STREAMS)}")
@@ -299,16 +283,6 @@ class SessionServer:
         except ProgramError as error:
             self._fatal = error
             raise
-
-    def _count_call(self) -> None:
-        if self._fatal is not None:
-            raise self._fatal
-        self._num_calls += 1
-        if self._num_calls > self.contract.max_calls:
-            self._fatal = ProgramError(
-                f"the program made more than {self.contract.max_calls} session calls", Outcome.CONTRACT
-            )
-            raise self._fatal
 
     def _layer(self, name: str) -> Layer:
         return self.model.map.layer(name)
