@@ -254,7 +254,7 @@ def test_no_activation_is_kept_after_a_block_was_stopped_or_finished() -> None:
     with pytest.raises(RuntimeError, match="stop here"):
         streams.model.run_block(0, hidden_CLH, "quantized")
     handle.remove()
-    assert k_module.group_activation._encoded is None
+    assert k_module.group_activation._kept.encoded is None
 
 
 def test_a_truncated_subject_can_be_measured() -> None:
