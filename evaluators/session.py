@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
+
 from forge_kernels.rules import ActivationRule, Encoded, LowRank
 from forge_kernels.transforms import IDENTITY, Transform
-from torch import Tensor
 
 Stream = Literal["quantized", "reference"]
 """Which activations a measurement sees: the model as quantized so far, or the full-precision model."""
@@ -92,7 +93,9 @@ class Session(ABC):
         """
 
     @abstractmethod
-    def second_moment(self, group: Group | str, *, stream: Stream = "quantized", max_tokens: int | None = None) -> Tensor:
+    def second_moment(
+        self, group: Group | str, *, stream: Stream = "quantized", max_tokens: int | None = None
+    ) -> Tensor:
         """Return ``X^T X / T`` of `inputs`: (K, K) float64, symmetric."""
 
     @abstractmethod

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from hypotheses.ledger import Ledger, NewLlmCall
-
 from forge.errors import ProposerError
 from forge.progress import Progress
 from forge.proposers.base import ExplanationRequest, ProposalRequest, Proposer, Reply
+from hypotheses.ledger import Ledger, NewLlmCall
 
 
 class TokenBudgetSpent(ProposerError):

@@ -9,19 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hypotheses.ledger import (
-    BudgetExhausted,
-    Evaluation,
-    Ledger,
-    NewIncumbent,
-    NewNote,
-    NewProbeResult,
-    NewProposal,
-    Program,
-)
-from hypotheses.probes import ProbeStatus, check_probe, probe_mechanism
-from hypotheses.required_edits import EditRecord
-
 from forge.desk import Desk, effect_on, probe_evidence
 from forge.errors import ProposerError, ProposerExhausted
 from forge.explaining import Explainer
@@ -34,6 +21,18 @@ from forge.required import EditBoard
 from forge.retaining import Retention, judge
 from forge.scored import Scored, scored
 from forge.screening import Draft, Refusal, Rules, Screener, read_draft
+from hypotheses.ledger import (
+    BudgetExhausted,
+    Evaluation,
+    Ledger,
+    NewIncumbent,
+    NewNote,
+    NewProbeResult,
+    NewProposal,
+    Program,
+)
+from hypotheses.probes import ProbeStatus, check_probe, probe_mechanism
+from hypotheses.required_edits import EditRecord
 
 SIMPLIFYING = ("remove", "replace")
 
@@ -95,7 +94,9 @@ class Campaign:
                 return Ending(reason="all evaluator calls are spent")
             refused_in_a_row = 0 if spent else refused_in_a_row + 1
             if refused_in_a_row >= rules.max_consecutive_refusals:
-                return Ending(reason=f"{refused_in_a_row} turns in a row ended without a program to evaluate", failed=True)
+                return Ending(
+                    reason=f"{refused_in_a_row} turns in a row ended without a program to evaluate", failed=True
+                )
         return Ending(reason=f"{rules.max_turns} turns are over")
 
     def incumbent(self) -> Scored:
@@ -221,7 +222,9 @@ class Campaign:
             )
             self._progress.milestone(f"new incumbent {program.id} ({program.title}): {retention.reason}")
         else:
-            self._ledger.add_note(NewNote(turn=turn, topic="retain", text=f"{program.id} not promoted: {retention.reason}"))
+            self._ledger.add_note(
+                NewNote(turn=turn, topic="retain", text=f"{program.id} not promoted: {retention.reason}")
+            )
             self._progress.milestone(f"{program.title} not promoted: {retention.reason}")
 
     def _check_edits(
@@ -261,5 +264,7 @@ class Campaign:
         result = incumbent.result
         bits = f"{result.effective_bits:.2f} bits" if result.effective_bits is not None else ""
         self._progress.state(
-            self._ledger.budget(), f"{incumbent.program.title} {incumbent.program.id}", f"{result.nll:.4f} nats/token, {bits}"
+            self._ledger.budget(),
+            f"{incumbent.program.title} {incumbent.program.id}",
+            f"{result.nll:.4f} nats/token, {bits}",
         )

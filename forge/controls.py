@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from hypotheses.predictions import Control
-
 from forge import program_source
 from forge.edits import apply_edits, parse_blocks
 from forge.errors import ForgeError, ReplyProblem
 from forge.program_identity import ast_hash
 from forge.screening import Refusal, added_mechanisms, check_source
+from hypotheses.predictions import Control
 
 BITS_TOLERANCE = 0.1
 """Effective bits per weight that a substitute may differ from the child: a permutation's index, not a branch."""

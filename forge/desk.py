@@ -10,16 +10,15 @@ import ast
 
 from evaluators.evaluator import Evaluator
 from evaluators.results import EvaluationResult, LayerError, Split
-from hypotheses.effects import PairedEffect, paired_effect
-from hypotheses.ledger import Evaluation, Ledger, NewErrorMap, NewEvaluation, Program, Settlement
-from hypotheses.ledger.records import EvaluationKind
-from hypotheses.probes import ProbeEvidence
-
 from forge import program_source
 from forge.noise import NoiseModel
 from forge.program_identity import mechanism_fingerprint
 from forge.program_syntax import parse
 from forge.progress import Progress
+from hypotheses.effects import PairedEffect, paired_effect
+from hypotheses.ledger import Evaluation, Ledger, NewErrorMap, NewEvaluation, Program, Settlement
+from hypotheses.ledger.records import EvaluationKind
+from hypotheses.probes import ProbeEvidence
 
 CALIBRATION_OPERATIONS = frozenset({"inputs", "second_moment", "output_error"})
 """Calls whose answers depend on the calibration draw."""
@@ -83,7 +82,9 @@ class Desk:
         if not evaluation.is_settled:
             self._progress.say(f"measuring the full-precision subject on the {split} split")
             chunk_nll = self._evaluator.full_precision_nll(split)
-            evaluation = self._ledger.settle_evaluation(evaluation.id, Settlement(outcome="scored", chunk_nll=chunk_nll))
+            evaluation = self._ledger.settle_evaluation(
+                evaluation.id, Settlement(outcome="scored", chunk_nll=chunk_nll)
+            )
         return evaluation
 
     def error_map(self, artifact_hash: str) -> tuple[LayerError, ...]:

@@ -8,6 +8,16 @@ computed; the proposer has no say in it.
 
 from __future__ import annotations
 
+from forge.controls import BITS_TOLERANCE, ControlProblem, build_control
+from forge.desk import Desk, effect_on, effect_on_reference, probe_evidence
+from forge.interview import Interview
+from forge.noise import NoiseModel
+from forge.progress import Progress
+from forge.recipe import Statistics
+from forge.replies import ExplanationReply
+from forge.required import EditBoard
+from forge.scored import Scored, scored
+from forge.screening import Screener
 from hypotheses.design import ControlOption, Design, design_controls
 from hypotheses.effects import PairedEffect, expected_width, family_level
 from hypotheses.ledger import (
@@ -28,17 +38,6 @@ from hypotheses.predictions import Control, Explanation
 from hypotheses.probes import ProbeStatus, check_control
 from hypotheses.required_edits import check_required_edit
 from hypotheses.verdicts import ControlMeasurement, Verdict, VerdictStatus, decide
-
-from forge.controls import BITS_TOLERANCE, ControlProblem, build_control
-from forge.desk import Desk, effect_on, effect_on_reference, probe_evidence
-from forge.interview import Interview
-from forge.noise import NoiseModel
-from forge.progress import Progress
-from forge.recipe import Statistics
-from forge.replies import ExplanationReply
-from forge.required import EditBoard
-from forge.scored import Scored, scored
-from forge.screening import Screener
 
 CONFIRMATION_DRAW = 1
 """Calibration draw of confirmations; searches and controls use draw 0."""
@@ -147,14 +146,16 @@ class Explainer:
         for key, reason in problems.items():
             self._note(turn, "control", f"control {key!r} cannot be used: {reason}")
         for key in known:
-            self._note(turn, "control", f"control {key!r} was evaluated before these predictions: shown, never evidence")
+            self._note(
+                turn, "control", f"control {key!r} was evaluated before these predictions: shown, never evidence"
+            )
         if not design.feasible:
             self._note(turn, "design", f"no useful set of controls: {design.reason}")
             self._progress.milestone(f"{observation.id}: no useful set of controls ({design.reason})")
-            return
         usable = explanation.restricted_to(design.widths)
         registration = self._register(observation, usable, design, programs)
-        self._announce(usable, design)
+        if design.feasible:
+            self._announce(usable, design)
         measurements = [
             self._run_control(turn, observation, registration, usable.control(key), programs[key], parent, child)
             for key in design.chosen
@@ -186,8 +187,6 @@ class Explainer:
             passed, reason, evidence = self._screener.smoke(program, allowed_class="corrected")
             if not passed:
                 problems[control.key] = f"its smoke run ended so: {reason}"
-            elif evidence["smoke_digest"] == child_evidence["smoke_digest"]:
-                problems[control.key] = "it installs exactly what the child installs, on the truncated subject"
             elif evidence["smoke_digest"] == parent_evidence["smoke_digest"]:
                 problems[control.key] = "it installs exactly what the parent installs, on the truncated subject"
             elif control.kind == "substitute" and not _same_bits(evidence, child_evidence):
@@ -207,7 +206,11 @@ class Explainer:
             observation.id,
             hypotheses=[
                 NewHypothesis(
-                    name=h.key, mechanism=h.mechanism, cause=h.cause, statement=h.statement, body=h.model_dump(mode="json")
+                    name=h.key,
+                    mechanism=h.mechanism,
+                    cause=h.cause,
+                    statement=h.statement,
+                    body=h.model_dump(mode="json"),
                 )
                 for h in explanation.hypotheses
             ],
@@ -317,7 +320,9 @@ class Explainer:
             ]
         )
         for verdict in verdicts:
-            self._progress.milestone(f"  {verdict.cause} ({verdict.mechanism}): {verdict.status.value}. {verdict.reason}")
+            self._progress.milestone(
+                f"  {verdict.cause} ({verdict.mechanism}): {verdict.status.value}. {verdict.reason}"
+            )
 
     def _require(
         self,
@@ -333,7 +338,11 @@ class Explainer:
         by_key = {verdict.hypothesis: verdict for verdict in verdicts}
         incumbent = self._ledger.incumbent()
         if incumbent is None or incumbent.program_id != child.program.id:
-            self._note(turn, "required edit", "the explained program is not the incumbent: its claims are judged, nothing is required")
+            self._note(
+                turn,
+                "required edit",
+                "the explained program is not the incumbent: its claims are judged, nothing is required",
+            )
             return
         evidence = probe_evidence(child.result.evidence, child.program.source)
         wanted = []
@@ -341,16 +350,16 @@ class Explainer:
             verdict = by_key.get(wish.hypothesis)
             if verdict is None or verdict.status.value != wish.verdict:
                 continue
-            problems = check_required_edit(
-                wish.edit, verdict, mechanisms=child.program.mechanisms, incumbent=evidence
-            )
+            problems = check_required_edit(wish.edit, verdict, mechanisms=child.program.mechanisms, incumbent=evidence)
             if problems:
                 self._note(turn, "required edit", f"not taken: {'; '.join(problems)}")
             else:
                 wanted.append((wish.edit, by_name[wish.hypothesis]))
         for record in self._board.require(wanted, observation_id=observation.id, turn=turn):
             how = "blocking" if record.blocks else "open"
-            self._progress.milestone(f"  required edit {record.key} ({how}): {record.edit.kind} {record.edit.mechanism}: {record.edit.wording}")
+            self._progress.milestone(
+                f"  required edit {record.key} ({how}): {record.edit.kind} {record.edit.mechanism}: {record.edit.wording}"
+            )
         refuted = [v for v in verdicts if v.status is VerdictStatus.REFUTED]
         for verdict in refuted:
             self._progress.milestone(f"  barred from now on: {verdict.mechanism} through {verdict.cause}")

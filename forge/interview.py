@@ -6,12 +6,6 @@ finds the answer recorded.
 
 from __future__ import annotations
 
-from hypotheses.effects import PairedEffect, expected_width, family_level
-from hypotheses.ledger import Ledger, NewNote, NewProposal, Observation
-from hypotheses.predictions import Explanation
-from hypotheses.required_edits import BarredClaim, barred_claims
-from hypotheses.verdicts import Verdict, VerdictStatus
-
 from forge import prompting
 from forge.asking import Asker
 from forge.controls import ControlProblem, build_control
@@ -25,6 +19,11 @@ from forge.recipe import Recipe
 from forge.replies import ExplanationReply, parse_explanation
 from forge.scored import Scored
 from forge.screening import Rules, added_mechanisms
+from hypotheses.effects import PairedEffect, expected_width, family_level
+from hypotheses.ledger import Ledger, NewNote, NewProposal, Observation
+from hypotheses.predictions import Explanation
+from hypotheses.required_edits import BarredClaim, barred_claims
+from hypotheses.verdicts import Verdict, VerdictStatus
 
 
 class Interview:
@@ -111,7 +110,9 @@ class Interview:
                     split="confirm",
                 ),
                 known_effects=(
-                    MeasuredEffect(name="child", effect=search.mean, standard_error=search.standard_error, split="search"),
+                    MeasuredEffect(
+                        name="child", effect=search.mean, standard_error=search.standard_error, split="search"
+                    ),
                 ),
                 noise_floor=self._noise_floor,
                 expected_width=expected_width(

@@ -17,9 +17,6 @@ from evaluators.corpora import Corpus, load_corpus
 from evaluators.evaluator import Evaluator, runtime_versions
 from evaluators.sandbox import BubblewrapIsolation, Isolation, NoIsolation
 from evaluators.subjects import Subject, load_subject
-from hypotheses.effects import noise_floor, paired_effect, program_variance
-from hypotheses.ledger import Ledger, NewCampaign, NewIncumbent, NewNoise, NewProgram
-
 from forge import program_source
 from forge.asking import Asker
 from forge.campaign import Campaign, Ending
@@ -39,6 +36,8 @@ from forge.run_folder import RunFolder, describe_environment, write_atomically
 from forge.scored import scored
 from forge.screening import Refusal, Screener, check_source
 from forge.summary import Summary, summarize
+from hypotheses.effects import noise_floor, paired_effect, program_variance
+from hypotheses.ledger import Ledger, NewCampaign, NewIncumbent, NewNoise, NewProgram
 
 NOISE_PROGRAM = "gptq"
 """Shipped program whose calibration draws measure the program-level variance; see `forge.noise`."""
@@ -248,7 +247,9 @@ def _set_up(
         raise RecipeError(f"seed program {name!r} cannot be scored on this subject: {reason}")
     screener.smoke(seed, allowed_class="corrected")
     if ledger.incumbent() is None:
-        ledger.set_incumbent(NewIncumbent(turn=0, program_id=seed.id, evaluation_id=first.id, reason="seed of the search"))
+        ledger.set_incumbent(
+            NewIncumbent(turn=0, program_id=seed.id, evaluation_id=first.id, reason="seed of the search")
+        )
     reference = ledger.add_program(_noise_program())
     draws = [
         desk.evaluate(

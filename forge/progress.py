@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from hypotheses.ledger import Budget, Evaluation, Program
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from hypotheses.ledger import Budget, Evaluation, Program
 
 
 class Progress(Protocol):
@@ -119,7 +120,9 @@ class TerminalProgress:
 
     def _render(self) -> Group:
         table = Table.grid(padding=(0, 2))
-        table.add_row(Text("calls"), ProgressBar(total=max(1, self._budget.total), completed=self._budget.used, width=40))
+        table.add_row(
+            Text("calls"), ProgressBar(total=max(1, self._budget.total), completed=self._budget.used, width=40)
+        )
         table.add_row(Text(""), Text(f"{self._budget.used} of {self._budget.total} used, {self._left()}"))
         table.add_row(Text("incumbent"), Text(f"{self._incumbent}  {self._figures}"))
         table.add_row(Text("now"), Text(self._doing))

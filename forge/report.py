@@ -28,7 +28,7 @@ def percent(value: float | None) -> str:
 
 def render_report(summary: Summary) -> str:
     """Return the report as Markdown."""
-    environment = Environment(loader=PackageLoader("forge", "."), undefined=StrictUndefined, autoescape=False)  # noqa: S701
+    environment = Environment(loader=PackageLoader("forge", "."), undefined=StrictUndefined, autoescape=False)
     environment.filters.update(cell=cell, number=number, percent=percent)
     figures = summary.figures
     improved = len(figures) > 1 and figures[-1].program_id != figures[-2].program_id

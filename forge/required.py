@@ -28,7 +28,9 @@ class EditBoard:
 
     def open(self) -> tuple[EditRecord, ...]:
         """Return the open ones, the blocking one first."""
-        return tuple(sorted((r for r in self.records() if r.is_open), key=lambda record: (not record.blocks, record.order)))
+        return tuple(
+            sorted((r for r in self.records() if r.is_open), key=lambda record: (not record.blocks, record.order))
+        )
 
     def require(
         self, edits: Sequence[tuple[RequiredEdit, str]], *, observation_id: str, turn: int

@@ -45,7 +45,8 @@ def judge(
 
     Args:
         effect: of the candidate on the incumbent, paired by chunk.
-        candidate: its scored result. incumbent: the one of the incumbent.
+        candidate: its scored result.
+        incumbent: the scored result of the incumbent.
         promotion_sigma: standard errors that count as beyond the noise.
         allowed: the contract class that is searched.
         simplifies: whether it discharged a simplifying required edit.

@@ -15,11 +15,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from evaluators.results import ContractClass, EvaluationResult
-from hypotheses.ledger import Ledger, NewProbeResult, NewProgram, NewScreening, Program
-from hypotheses.ledger.records import ProgramOrigin
-from hypotheses.probes import ProbeEvidence, ProbeResult, ProbeStatus, check_probe, probe_mechanism
-from hypotheses.required_edits import BarredClaim, EditRecord, claim_is_barred
-
 from forge import program_source
 from forge.desk import Desk, probe_evidence
 from forge.edits import apply_edits
@@ -29,9 +24,13 @@ from forge.proposers.base import Reply
 from forge.replies import ProposalReply, parse_proposal
 from forge.retaining import is_class_allowed
 from forge.static_checks import static_problems
+from hypotheses.ledger import Ledger, NewProbeResult, NewProgram, NewScreening, Program
+from hypotheses.ledger.records import ProgramOrigin
+from hypotheses.probes import ProbeEvidence, ProbeResult, ProbeStatus, check_probe, probe_mechanism
+from hypotheses.required_edits import BarredClaim, EditRecord, claim_is_barred
 
 
-class Refusal(Exception):  # noqa: N818 - a normal outcome of screening
+class Refusal(Exception):
     """A candidate was refused before any call: at which stage, and every reason as a sentence."""
 
     def __init__(self, stage: str, problems: Iterable[str]) -> None:
@@ -82,7 +81,8 @@ def read_draft(reply: Reply, rules: Rules) -> Draft:
     undeclared = [claim.name for claim in proposal.mechanisms if claim.name not in declared]
     if undeclared:
         raise Refusal(
-            "mechanisms", [f"Mechanism {name!r} is relied on but is not in MECHANISMS {declared}." for name in undeclared]
+            "mechanisms",
+            [f"Mechanism {name!r} is relied on but is not in MECHANISMS {declared}." for name in undeclared],
         )
     _check_required(proposal, rules)
     _check_claims(source, proposal, rules)
@@ -203,7 +203,9 @@ class Screener:
             )
         failed = [(key, answer) for key, answer in answers.items() if answer.status is ProbeStatus.NOT_EXECUTED]
         if failed:
-            raise Refusal("probe", [f"Required edit {key} is not carried out: {answer.detail}." for key, answer in failed])
+            raise Refusal(
+                "probe", [f"Required edit {key} is not carried out: {answer.detail}." for key, answer in failed]
+            )
         return answers
 
     def _twin(self, program: Program, mechanism: str, rules: Rules) -> ProbeEvidence | None:
@@ -222,7 +224,9 @@ class Screener:
             source = program_source.knock_out(program.source, mechanisms)
         except ProgramProblem:
             return None
-        return self.store(source, origin="knockout", title=f"{program.title} without {', '.join(mechanisms)}", parent=program)
+        return self.store(
+            source, origin="knockout", title=f"{program.title} without {', '.join(mechanisms)}", parent=program
+        )
 
 
 def _differs(own: ProbeEvidence, twin: ProbeEvidence) -> bool:

@@ -16,8 +16,10 @@ from hypotheses.verdicts import RULE
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One program's score. damage = ln(ppl / ppl of full precision), nats per token; recovery = share of the seed's damage
-    that is gone."""  # noqa: D205, D209
+    """One program's score.
+
+    damage = ln(ppl / ppl of full precision), nats per token; recovery = share of the seed's damage that is gone.
+    """
 
     name: str
     program_id: str
@@ -215,7 +217,9 @@ def _figures(ledger: Ledger) -> list[Figure]:
     seed = ledger.evaluation(history[0].evaluation_id)
     best = ledger.evaluation(history[-1].evaluation_id)
     base = full.nll if full is not None else None
-    figures.append(_figure(f"{ledger.program(history[0].program_id).title} (seed)", history[0].program_id, seed, base, seed.nll))
+    figures.append(
+        _figure(f"{ledger.program(history[0].program_id).title} (seed)", history[0].program_id, seed, base, seed.nll)
+    )
     figures.append(
         _figure(f"best: {ledger.program(history[-1].program_id).title}", history[-1].program_id, best, base, seed.nll)
     )

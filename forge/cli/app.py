@@ -43,7 +43,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Search for the algorithm that quantizes a language model to strict MXFP4 W4A4, and explain every gain it keeps."""
 
@@ -57,7 +59,9 @@ def run(
     subject: Annotated[str | None, typer.Option(help="Shipped name, folder, GGUF file or hub id of the model.")] = None,
     corpus: Annotated[Path | None, typer.Option(help="Text file, for a recipe whose corpus is a text.")] = None,
     proposer: Annotated[str | None, typer.Option(help="catalogue or openai.")] = None,
-    sandbox: Annotated[str | None, typer.Option(help="bubblewrap, or none (shown in the ledger and every report).")] = None,
+    sandbox: Annotated[
+        str | None, typer.Option(help="bubblewrap, or none (shown in the ledger and every report).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a campaign: search, explain, and leave ledger, report and best program in the run folder."""
@@ -66,7 +70,14 @@ def run(
 
         _finish(
             run_campaign(
-                recipe, out=out, budget=budget, seed=seed, subject=subject, corpus=corpus, proposer=proposer, sandbox=sandbox
+                recipe,
+                out=out,
+                budget=budget,
+                seed=seed,
+                subject=subject,
+                corpus=corpus,
+                proposer=proposer,
+                sandbox=sandbox,
             ),
             as_json,
         )
@@ -99,7 +110,9 @@ def show(
 @app.command()
 def evaluate(
     program: Annotated[str, typer.Argument(help="Shipped program by name, or the path of one.", show_default=False)],
-    recipe: Annotated[Path, typer.Option(help="Recipe that says how to evaluate.")] = Path("runs/recipes/quickstart.toml"),
+    recipe: Annotated[Path, typer.Option(help="Recipe that says how to evaluate.")] = Path(
+        "runs/recipes/quickstart.toml"
+    ),
     subject: Annotated[str | None, typer.Option(help="Shipped name, folder, GGUF file or hub id of the model.")] = None,
     corpus: Annotated[Path | None, typer.Option(help="Text file, for a recipe whose corpus is a text.")] = None,
     split: Annotated[str, typer.Option(help="search or confirm.")] = "search",
@@ -122,7 +135,9 @@ def evaluate(
 @app.command()
 def compare(
     programs: Annotated[list[str], typer.Argument(help="Shipped programs by name, or paths.", show_default=False)],
-    recipe: Annotated[Path, typer.Option(help="Recipe that says how to evaluate.")] = Path("runs/recipes/quickstart.toml"),
+    recipe: Annotated[Path, typer.Option(help="Recipe that says how to evaluate.")] = Path(
+        "runs/recipes/quickstart.toml"
+    ),
     subject: Annotated[str | None, typer.Option(help="Shipped name, folder, GGUF file or hub id of the model.")] = None,
     corpus: Annotated[Path | None, typer.Option(help="Text file, for a recipe whose corpus is a text.")] = None,
     split: Annotated[str, typer.Option(help="search or confirm.")] = "search",

@@ -32,7 +32,13 @@ def run_campaign(
     loaded = load_recipe(
         recipe,
         Overrides(
-            budget_calls=budget, seed=seed, subject=subject, corpus_path=corpus, proposer=proposer, sandbox=sandbox, out=out
+            budget_calls=budget,
+            seed=seed,
+            subject=subject,
+            corpus_path=corpus,
+            proposer=proposer,
+            sandbox=sandbox,
+            out=out,
         ),
     )
     with TerminalProgress() as progress:
@@ -81,7 +87,9 @@ def print_summary(summary: Summary, console: Console) -> None:
 
 def print_figures(summary: Summary, console: Console) -> None:
     """Print the table of scores and the state of the budget."""
-    console.print(Text(f"\n{summary.subject} under {summary.contract}, seed {summary.seed}; {summary.proposer}"), soft_wrap=True)
+    console.print(
+        Text(f"\n{summary.subject} under {summary.contract}, seed {summary.seed}; {summary.proposer}"), soft_wrap=True
+    )
     console.print(Text(summary.corpus_protocol, style="dim"), soft_wrap=True)
     if summary.sandbox == "none":
         console.print(Text("NO SANDBOX: programs ran without isolation", style="bold red"))
@@ -123,7 +131,9 @@ def print_observation(observation: ObservationRow, console: Console) -> None:
     if not observation.rivals:
         console.print(Text("  not explained"))
     for rival in observation.rivals:
-        console.print(Text(f"  {rival.status:<12} {rival.cause} ({rival.mechanism}): {rival.statement}"), soft_wrap=True)
+        console.print(
+            Text(f"  {rival.status:<12} {rival.cause} ({rival.mechanism}): {rival.statement}"), soft_wrap=True
+        )
         for row in rival.predictions:
             predicted = f"{row.low:.2f} .. {row.high:.2f}"
             if row.measured is None:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from evaluators.sandbox import diagnose_sandbox
-from evaluators.subjects import SHIPPED, shipped_folder
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from evaluators.sandbox import diagnose_sandbox
+from evaluators.subjects import SHIPPED, shipped_folder
 from forge.run_folder import PACKAGES, describe_environment
 
 Emit = Callable[[Any], None]
@@ -81,7 +81,7 @@ def _machine() -> list[Finding]:
                 name="gpu",
                 ok=False,
                 detail="no CUDA device that torch can use",
-                repair="not needed: set device = \"cpu\" in [subject]",
+                repair='not needed: set device = "cpu" in [subject]',
                 needed=False,
             )
         )

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator
 
 import typer
-from evaluators.errors import HostError, UserError
-from hypotheses.ledger.errors import LedgerError
 
+from evaluators.errors import HostError, UserError
 from forge.errors import ForgeError
+from hypotheses.ledger.errors import LedgerError
 
 
 @contextlib.contextmanager

@@ -9,18 +9,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from evaluators.corpora import load_corpus
-from evaluators.evaluator import Evaluator
-from evaluators.results import EvaluationResult
-from evaluators.subjects import load_subject
-from hypotheses.effects import paired_effect
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from evaluators.corpora import load_corpus
+from evaluators.evaluator import Evaluator
+from evaluators.results import EvaluationResult
+from evaluators.subjects import load_subject
 from forge.errors import RecipeError
 from forge.launch import make_isolation, open_evaluator, read_program
 from forge.recipe import Overrides, load_recipe
+from hypotheses.effects import paired_effect
 
 Emit = Callable[[Any], None]
 OPEN_SPLITS = ("search", "confirm")
@@ -146,7 +146,17 @@ def _print_rows(
 ) -> None:
     console.print(Text(protocol, style="dim"), soft_wrap=True)
     table = Table()
-    for heading in ("program", "nats/token", "perplexity", "damage", "effect on first", "recovery", "bits", "class", "s"):
+    for heading in (
+        "program",
+        "nats/token",
+        "perplexity",
+        "damage",
+        "effect on first",
+        "recovery",
+        "bits",
+        "class",
+        "s",
+    ):
         table.add_column(heading)
     if full_precision is not None:
         table.add_row(
@@ -170,4 +180,8 @@ def _print_rows(
         )
     console.print(table)
     if len(rows) > 1:
-        console.print(Text("recovery and effects are against the first program; +- is one standard error over chunks", style="dim"))
+        console.print(
+            Text(
+                "recovery and effects are against the first program; +- is one standard error over chunks", style="dim"
+            )
+        )

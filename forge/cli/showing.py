@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hypotheses.ledger import Ledger
-from hypotheses.ledger.errors import LedgerNotFound
 from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
@@ -17,13 +15,15 @@ from forge.cli.campaigns import print_edits, print_figures, print_observation, p
 from forge.errors import ForgeError
 from forge.run_folder import RunFolder
 from forge.summary import Summary, summarize
+from hypotheses.ledger import Ledger
+from hypotheses.ledger.errors import LedgerNotFound
 
 PARTS = ("summary", "observations", "edits", "refusals", "calls", "notes")
 
 Emit = Callable[[Any], None]
 
 
-class NothingToShow(ForgeError, ValueError):  # noqa: N818 - the name says it
+class NothingToShow(ForgeError, ValueError):
     """What was asked for is not in the ledger."""
 
 
@@ -34,7 +34,9 @@ def show_run(run: Path, what: str, console: Console, emit: Emit | None) -> None:
             _show_program(ledger, what, console, emit)
             return
         if what not in PARTS:
-            raise NothingToShow(f"{what!r} is no part of a ledger; give one of {', '.join(PARTS)}, or the id of a program")
+            raise NothingToShow(
+                f"{what!r} is no part of a ledger; give one of {', '.join(PARTS)}, or the id of a program"
+            )
         summary = summarize(ledger)
     if emit is not None:
         data = summary.to_json()
@@ -54,7 +56,9 @@ def _print_part(summary: Summary, what: str, console: Console) -> None:
         print_edits(summary.required_edits, console)
     elif what == "refusals":
         for refusal in summary.refusals:
-            console.print(Text(f"turn {refusal.turn}.{refusal.attempt} {refusal.kind}: {refusal.stage}: {refusal.reason}"))
+            console.print(
+                Text(f"turn {refusal.turn}.{refusal.attempt} {refusal.kind}: {refusal.stage}: {refusal.reason}")
+            )
     elif what == "notes":
         for turn, topic, text in summary.notes:
             console.print(Text(f"turn {turn} {topic}: {text}"), soft_wrap=True)

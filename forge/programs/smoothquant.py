@@ -9,6 +9,7 @@ Source: SmoothQuant, arXiv 2211.10438.
 """
 
 import torch
+
 from forge_kernels import ActivationRule, Diagonal, encode, smooth_scales, transform_weight
 
 MECHANISMS = ("balancing",)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from forge import program_source
 from forge.edits import apply_edits
 from forge.errors import ProposerExhausted
@@ -32,7 +33,9 @@ def woven(*keys: str) -> str:
 
 def with_needs(entry: Entry) -> str:
     """Return the seed with whatever the entry needs woven in."""
-    adders = {mechanism: e.key for e in ENTRIES.values() if not e.carries_out for mechanism in e.adds if len(e.adds) == 1}
+    adders = {
+        mechanism: e.key for e in ENTRIES.values() if not e.carries_out for mechanism in e.adds if len(e.adds) == 1
+    }
     return woven(*(adders[name] for name in entry.needs))
 
 
@@ -109,7 +112,13 @@ def test_every_wish_names_an_entry_and_is_a_valid_required_edit() -> None:
             assert wish.then in ENTRIES, f"{entry.key} wishes for {wish.then}"
             mechanism = entry.claims[0].mechanism
             RequiredEdit.model_validate(
-                {"kind": wish.kind, "mechanism": mechanism, "cause": wish.cause, "wording": wish.wording, "probe": wish.probe}
+                {
+                    "kind": wish.kind,
+                    "mechanism": mechanism,
+                    "cause": wish.cause,
+                    "wording": wish.wording,
+                    "probe": wish.probe,
+                }
             )
 
 

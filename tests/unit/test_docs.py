@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from forge.cli.app import app
 from forge.recipe import Overrides, load_recipe
 
@@ -32,7 +33,9 @@ def test_every_recipe_is_valid() -> None:
     recipes = sorted((ROOT / "runs" / "recipes").glob("*.toml"))
     assert {path.name for path in recipes} >= {"quickstart.toml", "real_model.toml"}
     for path in recipes:
-        load_recipe(path, Overrides(subject="nano-llama", corpus_path=None if "quick" in path.name else Path("text.txt")))
+        load_recipe(
+            path, Overrides(subject="nano-llama", corpus_path=None if "quick" in path.name else Path("text.txt"))
+        )
 
 
 def test_file_tree_of_the_readme_is_on_disk() -> None:
@@ -52,6 +55,8 @@ def test_every_invariant_names_a_test_that_exists() -> None:
         assert re.search(rf"def {name}\b", (ROOT / path).read_text()), f"{path} has no {name}"
 
 
-@pytest.mark.parametrize("name", ["LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "runs/LOG.md", "constraints.txt", ".ci/run"])
+@pytest.mark.parametrize(
+    "name", ["LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "runs/LOG.md", "constraints.txt", ".ci/run"]
+)
 def test_standing_files_are_there(name: str) -> None:
     assert (ROOT / name).stat().st_size > 0

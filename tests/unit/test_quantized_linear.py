@@ -139,7 +139,7 @@ def test_nothing_is_kept_once_every_reader_is_served() -> None:
     assert first.group_activation._kept.encoded is None
     first(x)
     first.group_activation.clear()
-    assert second.group_activation._encoded is None
+    assert second.group_activation._kept.encoded is None
 
 
 def test_non_finite_inputs_are_passed_on() -> None:

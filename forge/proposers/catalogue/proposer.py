@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 
 from forge import program_source
-from forge.errors import ProposerExhausted
 from forge.edits import render_blocks
+from forge.errors import ProposerExhausted
 from forge.proposers.base import ExplanationRequest, ProposalRequest, Reply
 from forge.proposers.catalogue.entry import ControlText, Entry, Wish, load_entries
 from forge.proposers.catalogue.weave import NotApplicable, weave, weave_control
@@ -120,7 +120,12 @@ class CatalogueProposer:
         edit = record.edit
         for entry, wish in self._wishes():
             mechanism = _mechanism_of(wish.cause, entry)
-            if (wish.kind, mechanism, wish.cause, wish.wording) == (edit.kind, edit.mechanism, edit.cause, edit.wording):
+            if (wish.kind, mechanism, wish.cause, wish.wording) == (
+                edit.kind,
+                edit.mechanism,
+                edit.cause,
+                edit.wording,
+            ):
                 return self._by_key(wish.then)
         return None
 

@@ -14,7 +14,7 @@ from forge.edits import EditBlock, EditProblem, apply_edits
 from forge.proposers.catalogue.entry import ControlText, Edit, Entry, Hook
 
 
-class NotApplicable(Exception):  # noqa: N818 - an answer, not a failure
+class NotApplicable(Exception):
     """The entry cannot be woven into this program."""
 
 
