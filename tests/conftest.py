@@ -1,0 +1,11 @@
+"""What every test runs under: one thread per operation, no network to a language model, no colours."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch is imported: with several test processes on few cores, barriers inside operations cost an order of magnitude.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["NO_COLOR"] = "1"
+for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+    os.environ.pop(name, None)

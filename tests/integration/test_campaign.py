@@ -1,0 +1,246 @@
+"""Whole campaigns on a shipped subject with few tokens: real workers in the real sandbox, a real ledger."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from forge import launch as launching
+from forge.edits import EditBlock
+from forge.launch import Outcome, launch, relaunch
+from forge.progress import QuietProgress
+from forge.proposers.base import ExplanationRequest, ProposalRequest, ProposerExhausted, Reply
+from forge.recipe import dump
+from forge.replies import MechanismClaim, ProposalReply
+from forge.reply_writing import write_proposal
+from hypotheses.ledger import Ledger
+from tests.campaign_builders import tiny_recipe
+
+CRASHES = "    raise RuntimeError('of its own')"
+LOOPS = "    while True:\n        pass"
+NAN = "    steps += (Diagonal(scale_K=torch.full((group.num_inputs,), float('nan'))),)"
+TOO_MANY_BITS = (
+    "    steps += (BlockMatrix(matrix_Bij=torch.eye(32).expand(group.num_inputs // 32, 32, 32).contiguous()),)"
+)
+HOARDS = "    hoard = [torch.ones(2**28) for _ in range(100)]"
+
+
+@dataclass
+class ScriptedProposer:
+    """Answers with the given replies in order, then has nothing left."""
+
+    replies: list[str]
+    name: str = "scripted"
+    label: str = "scripted replies"
+    requests: list[ProposalRequest] = field(default_factory=list)
+
+    def propose(self, request: ProposalRequest) -> Reply:
+        self.requests.append(request)
+        if not self.replies:
+            raise ProposerExhausted("the script is over")
+        return Reply(text=self.replies.pop(0), model="script")
+
+    def explain(self, request: ExplanationRequest) -> Reply:
+        return Reply(text="I cannot say.", model="script")
+
+
+def proposal(statement: str) -> str:
+    """Return a reply that puts one statement into the coordinates stage of the seed."""
+    return write_proposal(
+        ProposalReply(
+            analysis="A change of the coordinates.",
+            mechanisms=(),
+            edits=(
+                EditBlock(search="    return steps", replace=f"{statement}\n    return steps"),
+                EditBlock(
+                    search="from forge_kernels import ActivationRule, encode, transform_weight",
+                    replace=(
+                        "import torch\n"
+                        "from forge_kernels import ActivationRule, BlockMatrix, Diagonal, encode, transform_weight"
+                    ),
+                ),
+            ),
+        )
+    )
+
+
+def run_scripted(
+    replies: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: object
+) -> tuple[Outcome, ScriptedProposer]:
+    proposer = ScriptedProposer(list(replies))
+    monkeypatch.setattr(launching, "make_proposer", lambda recipe: proposer)
+    recipe = tiny_recipe(folder, **changes)  # type: ignore[arg-type]
+    return launch(recipe, folder / "run", QuietProgress()), proposer
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """A campaign of the catalogue, four calls."""
+    folder = tmp_path_factory.mktemp("finished")
+    return launch(tiny_recipe(folder), folder / "run", QuietProgress())
+
+
+def test_a_campaign_leaves_ledger_report_best_program_and_recipe(finished: Outcome) -> None:
+    folder = finished.folder
+    for path in (folder.ledger, folder.report, folder.best, folder.recipe, folder.environment):
+        assert path.stat().st_size > 0, path
+    budget = finished.summary.budget
+    assert budget.used + budget.reserved + budget.free == budget.total == 4
+    assert budget.used == 4
+    assert finished.summary.violations == ()
+    assert "full precision" in folder.report.read_text()
+    assert not finished.ending.failed
+
+
+def test_every_program_was_scored_in_the_sandbox_from_its_artifact(finished: Outcome) -> None:
+    assert finished.summary.sandbox == "bubblewrap"
+    with Ledger.open(finished.folder.ledger, read_only=True) as ledger:
+        for evaluation in ledger.evaluations():
+            if evaluation.program_id is None:
+                continue
+            result = evaluation.result
+            assert result is not None
+            assert result.is_scored, result.reason
+            assert result.artifact_hash is not None
+            assert (finished.folder.artifacts / f"{result.artifact_hash}.safetensors").is_file()
+            assert len(result.evidence["layers"]) == 56
+            assert result.effective_bits is not None
+            assert 4.25 <= result.effective_bits <= 6.0
+
+
+def test_the_budget_holds_by_sql(finished: Outcome) -> None:
+    with sqlite3.connect(finished.folder.ledger) as connection:
+        (row,) = connection.execute("SELECT total, used, reserved, free FROM budget").fetchall()
+    assert row[1] + row[2] + row[3] == row[0]
+
+
+def test_walking_a_finished_campaign_again_changes_nothing(finished: Outcome) -> None:
+    again = relaunch(finished.folder.root, QuietProgress())
+    assert again.summary.content_hash == finished.summary.content_hash
+    assert again.summary.budget == finished.summary.budget
+
+
+def test_the_same_seed_gives_the_same_ledger(finished: Outcome, tmp_path: Path) -> None:
+    again = launch(tiny_recipe(tmp_path), tmp_path / "run", QuietProgress())
+    assert again.summary.content_hash == finished.summary.content_hash
+
+
+@pytest.mark.slow
+def test_a_killed_campaign_goes_on_and_ends_as_if_nothing_had_happened(finished: Outcome, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(dump(tiny_recipe(tmp_path)))
+    run = tmp_path / "run"
+    for seconds in (8, 14, 20):
+        command = ["run", str(recipe), "--out", str(run)] if not run.exists() else ["resume", str(run)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "forge", *command],
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        if not run.exists():
+            continue
+    if not run.exists():
+        pytest.fail("the campaign was killed before its folder was made")
+    outcome = relaunch(run, QuietProgress())
+    assert outcome.summary.content_hash == finished.summary.content_hash
+    assert outcome.summary.budget == finished.summary.budget
+    assert outcome.summary.violations == ()
+
+
+def test_failures_of_programs_cost_no_call_and_the_campaign_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replies = [
+        proposal(CRASHES),
+        proposal(NAN),
+        proposal(TOO_MANY_BITS),
+        "no program at all",
+        proposal("    steps += ()"),
+    ]
+    outcome, proposer = run_scripted(replies, tmp_path, monkeypatch)
+    stages = [(row.stage, row.reason) for row in outcome.summary.refusals]
+    assert [stage for stage, _ in stages] == ["smoke", "smoke", "smoke", "format", "duplicate"]
+    assert "of its own" in stages[0][1]
+    assert "non-finite" in stages[1][1]
+    assert "5.5" in stages[2][1]
+    assert outcome.summary.budget.used == 0
+    assert proposer.requests[1].attempt == 1
+    assert proposer.requests[1].problems
+
+
+def test_a_failure_that_only_the_whole_subject_shows_is_a_recorded_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doubled = "    steps += (Diagonal(scale_K=torch.full((group.num_inputs,), 2.0)),)"
+    late = f"{doubled}\n    if group.block == 5:\n        raise RuntimeError('late')"
+    outcome, _ = run_scripted([proposal(late)], tmp_path, monkeypatch)
+    (call,) = [call for call in outcome.summary.calls if call.kind == "candidate"]
+    assert call.outcome == "crashed"
+    assert call.nll is None
+    assert outcome.summary.budget.used == 1
+    assert outcome.summary.best.name.endswith("rtn")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("statement", "outcome_name"), [(LOOPS, "timed_out"), (HOARDS, "out_of_memory")])
+def test_hanging_and_hoarding_programs_end(
+    statement: str, outcome_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evaluators.evaluator.SMOKE_WALL_S", 10.0)
+    outcome, _ = run_scripted([proposal(statement)], tmp_path, monkeypatch)
+    (refusal,) = outcome.summary.refusals
+    assert refusal.stage == "smoke"
+    assert outcome_name in refusal.reason
+
+
+def test_a_mechanism_that_does_not_execute_is_refused_before_any_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle = write_proposal(
+        ProposalReply(
+            analysis="Its result is thrown away.",
+            mechanisms=(MechanismClaim(name="idle", cause="nothing", statement="it does nothing"),),
+            edits=(
+                EditBlock(search="MECHANISMS = ()", replace='MECHANISMS = ("idle",)'),
+                EditBlock(
+                    search="def coordinates(session, group):",
+                    replace=(
+                        "def idle(session, group):\n    return session.weight(group.layers[0]) * 2\n\n\n"
+                        "def without_idle(session, group):\n    return None\n\n\ndef coordinates(session, group):"
+                    ),
+                ),
+                EditBlock(
+                    search="    steps = ()", replace="    steps = (Hadamard(size=32),)\n    idle(session, group)"
+                ),
+                EditBlock(
+                    search="from forge_kernels import ActivationRule, encode, transform_weight",
+                    replace="from forge_kernels import ActivationRule, Hadamard, encode, transform_weight",
+                ),
+            ),
+        )
+    )
+    outcome, _ = run_scripted([idle], tmp_path, monkeypatch)
+    (refusal,) = outcome.summary.refusals
+    assert refusal.stage == "execution"
+    assert "'idle'" in refusal.reason
+    assert outcome.summary.budget.used == 0
+
+
+def test_a_campaign_of_refusals_ends_with_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome, _ = run_scripted(["prose"] * 40, tmp_path, monkeypatch)
+    assert outcome.ending.failed
+    assert "5 turns in a row" in outcome.ending.reason
+    assert outcome.summary.budget.used == 0
+    assert "No improvement" in outcome.folder.report.read_text()
