@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from forge.errors import ProposerError
+from forge.plain_text import storable
 from forge.progress import Progress
 from forge.proposers.base import ExplanationRequest, ProposalRequest, Proposer, Reply
 from hypotheses.ledger import Ledger, NewLlmCall
@@ -63,9 +64,12 @@ class Asker:
         try:
             reply = ask()
         except ProposerError as err:
-            self._ledger.record_llm_failure(purpose, model=self._proposer.name, error=str(err))
+            self._ledger.record_llm_failure(purpose, model=self._proposer.name, error=storable(str(err)))
             raise
-        reply = replace(reply, text=reply.text.replace("\x00", ""))
+        # A server decides these texts: what the ledger could not keep must not end the campaign.
+        reply = replace(
+            reply, text=storable(reply.text), model=storable(reply.model), finish_reason=storable(reply.finish_reason)
+        )
         call = self._ledger.record_llm_call(
             NewLlmCall(
                 purpose=purpose,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hypotheses.ledger import Ledger
+from forge.plain_text import first_line
+from hypotheses.ledger import Ledger, Settlement
 
 MAX_PROGRAM_LINES = 30
 
@@ -27,9 +28,7 @@ def ledger_digest(ledger: Ledger) -> str:
         if evaluation.kind != "candidate" or evaluation.result is None or evaluation.program_id is None:
             continue
         program = ledger.program(evaluation.program_id)
-        result = evaluation.result
-        score = f"{result.nll:.4f} nats/token, {result.effective_bits:.2f} bits" if result.is_scored else result.outcome
-        programs.append(f"- turn {evaluation.turn}: {program.title} ({program.id}): {score}")
+        programs.append(f"- turn {evaluation.turn}: {program.title} ({program.id}): {_score(evaluation.result)}")
     lines.append("Programs evaluated:")
     if len(programs) > MAX_PROGRAM_LINES:
         lines.append(f"- {len(programs) - MAX_PROGRAM_LINES} older ones left out")
@@ -37,5 +36,12 @@ def ledger_digest(ledger: Ledger) -> str:
     refused = [p for p in ledger.proposals(status="refused") if p.kind == "candidate"]
     if refused:
         lines.append("Refused before any call, newest last:")
-        lines += [f"- turn {p.turn}: {p.stage}: {p.reason.splitlines()[0]}" for p in refused[-5:]]
+        lines += [f"- turn {p.turn}: {p.stage}: {first_line(p.reason)}" for p in refused[-5:]]
     return "\n".join(lines)
+
+
+def _score(result: Settlement) -> str:
+    if result.nll is None:
+        return result.outcome
+    bits = "" if result.effective_bits is None else f", {result.effective_bits:.2f} bits"
+    return f"{result.nll:.4f} nats/token{bits}"

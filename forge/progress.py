@@ -1,7 +1,7 @@
 """What a running campaign tells the person who watches it: one interface, a live terminal view and a quiet one.
 
 Everything goes to standard error; results go to standard output when the run ends. Text that a program or a model wrote is
-shown as plain text, never as markup.
+shown as plain text on one line, never as markup, and its control characters are spelt out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from forge.plain_text import first_line, one_line
 from hypotheses.ledger import Budget, Evaluation, Program
 
 
@@ -99,7 +100,7 @@ class TerminalProgress:
         if result.is_scored and result.effective_bits is not None:
             outcome = f"{result.nll:.4f} nats/token, {result.effective_bits:.2f} bits ({result.contract_class})"
         else:
-            outcome = f"{result.outcome}: {result.reason.splitlines()[0] if result.reason else ''}"
+            outcome = f"{result.outcome}: {first_line(result.reason)}"
         self._line(f"{self._stamp()} {evaluation.kind:<12} {program.title or program.id:<34} {outcome}")
 
     def replayed(self, evaluation: Evaluation) -> None:
@@ -116,7 +117,7 @@ class TerminalProgress:
         return f"{minutes:02d}:{seconds:02d} [{self._budget.used}/{self._budget.total}]"
 
     def _line(self, message: str, style: str = "") -> None:
-        self._console.print(Text(message, style=style), soft_wrap=True)
+        self._console.print(Text(one_line(message), style=style), soft_wrap=True)
 
     def _render(self) -> Group:
         table = Table.grid(padding=(0, 2))
@@ -124,8 +125,8 @@ class TerminalProgress:
             Text("calls"), ProgressBar(total=max(1, self._budget.total), completed=self._budget.used, width=40)
         )
         table.add_row(Text(""), Text(f"{self._budget.used} of {self._budget.total} used, {self._left()}"))
-        table.add_row(Text("incumbent"), Text(f"{self._incumbent}  {self._figures}"))
-        table.add_row(Text("now"), Text(self._doing))
+        table.add_row(Text("incumbent"), Text(one_line(f"{self._incumbent}  {self._figures}")))
+        table.add_row(Text("now"), Text(one_line(self._doing)))
         return Group(table)
 
     def _left(self) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
+
+from forge.plain_text import spell_out
 
 __all__ = ["as_block", "as_quoted", "numbered"]
 
@@ -39,14 +40,7 @@ def numbered(source: str) -> str:
 
 
 def _spelt_out(text: str) -> str:
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    text = _CHAT_TOKEN.sub(lambda match: f"{match.group()}\\", text)
-    return "".join(
-        character
-        if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-        else character.encode("unicode_escape").decode()
-        for character in text
-    )
+    return spell_out(_CHAT_TOKEN.sub(lambda match: f"{match.group()}\\", text))
 
 
 def _cut(text: str, max_chars: int) -> str:

@@ -6,14 +6,15 @@ import html
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from forge.plain_text import spell_out
 from forge.summary import Summary
 
-_SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_[]|#"})
+_SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_[]|#~"})
 
 
 def cell(text: object) -> str:
     """Return text as one line that cannot end its table cell, open markup or start HTML."""
-    return html.escape(" ".join(str(text).split()), quote=False).translate(_SPECIAL)
+    return html.escape(" ".join(spell_out(str(text)).split()), quote=False).translate(_SPECIAL)
 
 
 def number(value: float | None, digits: int) -> str:

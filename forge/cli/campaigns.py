@@ -7,9 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from forge.cli.printing import in_cell, print_line
 from forge.launch import Outcome, launch, relaunch
+from forge.plain_text import first_line
 from forge.progress import TerminalProgress
 from forge.recipe import Overrides, Recipe, load_recipe
 from forge.summary import EditRow, ObservationRow, Summary
@@ -63,10 +64,10 @@ def _next_folder(recipe: Recipe) -> Path:
 def print_outcome(outcome: Outcome, console: Console) -> None:
     """Print figures, observations, required edits and where things are."""
     print_summary(outcome.summary, console)
-    console.print(Text(f"ended:        {outcome.ending.reason}"), soft_wrap=True)
-    console.print(Text(f"report:       {outcome.folder.report}"), soft_wrap=True)
-    console.print(Text(f"best program: {outcome.folder.best}"), soft_wrap=True)
-    console.print(Text(f"ledger:       {outcome.folder.ledger}"), soft_wrap=True)
+    print_line(console, f"ended:        {outcome.ending.reason}")
+    print_line(console, f"report:       {outcome.folder.report}")
+    print_line(console, f"best program: {outcome.folder.best}")
+    print_line(console, f"ledger:       {outcome.folder.ledger}")
 
 
 def print_summary(summary: Summary, console: Console) -> None:
@@ -77,28 +78,28 @@ def print_summary(summary: Summary, console: Console) -> None:
     print_edits(summary.required_edits, console)
     refused = [row for row in summary.refusals if row.kind == "candidate"]
     if refused:
-        console.print(Text(f"\n{len(refused)} candidates refused before any call:", style="bold"))
+        print_line(console, f"{len(refused)} candidates refused before any call:", style="bold", gap=True)
         for row in refused:
-            console.print(Text(f"  turn {row.turn}: {row.stage}: {row.reason.splitlines()[0]}"), soft_wrap=True)
+            print_line(console, f"  turn {row.turn}: {row.stage}: {first_line(row.reason)}")
     for violation in summary.violations:
-        console.print(Text(f"INVARIANT VIOLATED: {violation}", style="bold red"), soft_wrap=True)
+        print_line(console, f"INVARIANT VIOLATED: {violation}", style="bold red")
     console.print()
 
 
 def print_figures(summary: Summary, console: Console) -> None:
     """Print the table of scores and the state of the budget."""
-    console.print(
-        Text(f"\n{summary.subject} under {summary.contract}, seed {summary.seed}; {summary.proposer}"), soft_wrap=True
+    print_line(
+        console, f"{summary.subject} under {summary.contract}, seed {summary.seed}; {summary.proposer}", gap=True
     )
-    console.print(Text(summary.corpus_protocol, style="dim"), soft_wrap=True)
+    print_line(console, summary.corpus_protocol, style="dim")
     if summary.sandbox == "none":
-        console.print(Text("NO SANDBOX: programs ran without isolation", style="bold red"))
+        print_line(console, "NO SANDBOX: programs ran without isolation", style="bold red")
     table = Table()
     for heading in ("", "nats/token", "perplexity", "damage", "recovery", "bits", "class"):
         table.add_column(heading, justify="left" if heading in ("", "class") else "right")
     for figure in summary.figures:
         table.add_row(
-            Text(figure.name),
+            in_cell(figure.name),
             f"{figure.nll:.4f}",
             f"{figure.perplexity:.3f}",
             "-" if figure.damage is None else f"{figure.damage:.4f}",
@@ -109,31 +110,26 @@ def print_figures(summary: Summary, console: Console) -> None:
     console.print(table)
     budget = summary.budget
     floor = "not measured" if summary.noise_floor is None else f"{summary.noise_floor:.5f} nats/token"
-    console.print(
-        Text(
-            f"calls: {budget.used} of {budget.total} used, {budget.reserved} reserved, {budget.free} free; "
-            f"{budget.num_setup} set-up runs apart; noise floor {floor}"
-        ),
-        soft_wrap=True,
+    print_line(
+        console,
+        f"calls: {budget.used} of {budget.total} used, {budget.reserved} reserved, {budget.free} free; "
+        f"{budget.num_setup} set-up runs apart; noise floor {floor}",
     )
 
 
 def print_observation(observation: ObservationRow, console: Console) -> None:
     """Print one observation with its rivals, predictions beside measurements, and verdicts."""
-    console.print(
-        Text(
-            f"\nobservation {observation.id}, turn {observation.turn}: {observation.program} "
-            f"{observation.confirmed_effect:+.4f} +- {observation.confirmed_se:.4f} nats/token confirmed",
-            style="bold",
-        ),
-        soft_wrap=True,
+    print_line(
+        console,
+        f"observation {observation.id}, turn {observation.turn}: {observation.program} "
+        f"{observation.confirmed_effect:+.4f} +- {observation.confirmed_se:.4f} nats/token confirmed",
+        style="bold",
+        gap=True,
     )
     if not observation.rivals:
-        console.print(Text("  not explained"))
+        print_line(console, "  not explained")
     for rival in observation.rivals:
-        console.print(
-            Text(f"  {rival.status:<12} {rival.cause} ({rival.mechanism}): {rival.statement}"), soft_wrap=True
-        )
+        print_line(console, f"  {rival.status:<12} {rival.cause} ({rival.mechanism}): {rival.statement}")
         for row in rival.predictions:
             predicted = f"{row.low:.2f} .. {row.high:.2f}"
             if row.measured is None:
@@ -142,18 +138,16 @@ def print_observation(observation: ObservationRow, console: Console) -> None:
                 low, high = row.measured_low, row.measured_high
                 around = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
                 measured = f"{row.measured:.2f}{around}{' outside' if row.failed else ''}"
-            console.print(Text(f"    {row.control}: predicted {predicted}, measured {measured}"), soft_wrap=True)
+            print_line(console, f"    {row.control}: predicted {predicted}, measured {measured}")
 
 
 def print_edits(edits: tuple[EditRow, ...], console: Console) -> None:
     """Print required edits with the evidence of their probes."""
     if edits:
-        console.print(Text("\nrequired edits", style="bold"))
+        print_line(console, "required edits", style="bold", gap=True)
     for edit in edits:
         closed = "" if edit.closed_turn is None else f" in turn {edit.closed_turn}"
-        console.print(
-            Text(f"  {edit.id} from turn {edit.turn}: {edit.kind} {edit.mechanism}: {edit.wording}"), soft_wrap=True
-        )
-        console.print(Text(f"    {edit.state}{closed}"), soft_wrap=True)
+        print_line(console, f"  {edit.id} from turn {edit.turn}: {edit.kind} {edit.mechanism}: {edit.wording}")
+        print_line(console, f"    {edit.state}{closed}")
         for probe in edit.probes:
-            console.print(Text(f"    probe, {probe}"), soft_wrap=True)
+            print_line(console, f"    probe, {probe}")

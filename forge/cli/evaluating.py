@@ -11,18 +11,20 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from evaluators.corpora import load_corpus
 from evaluators.evaluator import Evaluator
 from evaluators.results import EvaluationResult
 from evaluators.subjects import load_subject
+from forge.cli.printing import in_cell, print_block, print_line
 from forge.errors import RecipeError
-from forge.launch import make_isolation, open_evaluator, read_program
+from forge.launch import make_isolation, open_evaluator, read_program, require_pairs
 from forge.recipe import Overrides, load_recipe
 from hypotheses.effects import paired_effect
 
 Emit = Callable[[Any], None]
+MAX_NLL = 700.0
+"""Nats per token; the exponential of more overflows."""
 OPEN_SPLITS = ("search", "confirm")
 
 
@@ -50,7 +52,7 @@ def evaluate_program(
     else:
         _print_rows([row], protocol, console)
         if result.program_log:
-            console.print(Text("the program's own words:\n" + result.program_log, style="dim"))
+            print_block(console, "the program's own words:\n" + result.program_log, style="dim")
     return result.outcome.is_scored
 
 
@@ -71,9 +73,10 @@ def compare_programs(
     first: EvaluationResult | None = None
     progress = Console(stderr=True)
     with _evaluator(recipe, subject, corpus, sandbox, split) as evaluator:
+        require_pairs(evaluator.corpus, split)
         base = evaluator.full_precision_nll(_split(split))
         for number, (program, source) in enumerate(sources.items(), 1):
-            progress.print(Text(f"{number} of {len(sources)}: {program}"))
+            print_line(progress, f"{number} of {len(sources)}: {program}")
             result = evaluator.evaluate(source, split=_split(split))
             first = first or result
             rows.append(_row(program, result, base, first if result is not first else None))
@@ -91,17 +94,23 @@ def _evaluator(
     if split not in OPEN_SPLITS:
         raise RecipeError(f"split {split!r} cannot be scored here; give {' or '.join(OPEN_SPLITS)}")
     loaded = load_recipe(recipe, Overrides(subject=subject, corpus_path=corpus, sandbox=sandbox))
+    isolation = make_isolation(loaded)
     model = load_subject(loaded.subject.reference, device=loaded.subject.device)
     tokens = load_corpus(loaded.corpus, model)
     with (
         tempfile.TemporaryDirectory(prefix="quantforge-evaluate-") as folder,
-        open_evaluator(loaded, model, tokens, make_isolation(loaded), Path(folder)) as evaluator,
+        open_evaluator(loaded, model, tokens, isolation, Path(folder)) as evaluator,
     ):
         yield evaluator
 
 
 def _split(name: str) -> Any:
     return name
+
+
+def _perplexity(nll: float | None) -> float | None:
+    """Return exp(nll); None where there is none, or none that a float can hold."""
+    return math.exp(nll) if nll is not None and nll < MAX_NLL else None
 
 
 def _mean(values: tuple[float, ...]) -> float:
@@ -119,7 +128,7 @@ def _row(
         "split": result.split,
         "draw": result.draw,
         "nll": result.nll,
-        "perplexity": None if result.nll is None else math.exp(result.nll),
+        "perplexity": _perplexity(result.nll),
         "damage": None if result.nll is None else result.nll - full,
         "recovery": None,
         "effective_bits": result.effective_bits,
@@ -144,7 +153,7 @@ def _row(
 def _print_rows(
     rows: list[dict[str, Any]], protocol: str, console: Console, *, full_precision: float | None = None
 ) -> None:
-    console.print(Text(protocol, style="dim"), soft_wrap=True)
+    print_line(console, protocol, style="dim")
     table = Table()
     for heading in (
         "program",
@@ -164,13 +173,13 @@ def _print_rows(
         )
     for row in rows:
         if row["nll"] is None:
-            table.add_row(Text(row["program"]), Text(f"{row['outcome']}: {row['reason']}"), *["-"] * 7)
+            table.add_row(in_cell(row["program"]), in_cell(f"{row['outcome']}: {row['reason']}"), *["-"] * 7)
             continue
         effect, error, recovery = row["effect_on_first"], row["standard_error"], row["recovery"]
         table.add_row(
-            Text(row["program"]),
+            in_cell(row["program"]),
             f"{row['nll']:.4f}",
-            f"{row['perplexity']:.3f}",
+            "-" if row["perplexity"] is None else f"{row['perplexity']:.3f}",
             f"{row['damage']:.4f}",
             "-" if effect is None else f"{effect:+.4f} +- {error:.4f}",
             "-" if recovery is None else f"{100 * recovery:.1f}%",
@@ -180,8 +189,8 @@ def _print_rows(
         )
     console.print(table)
     if len(rows) > 1:
-        console.print(
-            Text(
-                "recovery and effects are against the first program; +- is one standard error over chunks", style="dim"
-            )
+        print_line(
+            console,
+            "recovery and effects are against the first program; +- is one standard error over chunks",
+            style="dim",
         )

@@ -9,10 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
-from rich.text import Text
 
 from forge.cli.campaigns import print_edits, print_figures, print_observation, print_summary
+from forge.cli.printing import in_cell, print_block, print_line
 from forge.errors import ForgeError
+from forge.plain_text import spell_out
 from forge.run_folder import RunFolder
 from forge.summary import Summary, summarize
 from hypotheses.ledger import Ledger
@@ -30,6 +31,7 @@ class NothingToShow(ForgeError, ValueError):
 def show_run(run: Path, what: str, console: Console, emit: Emit | None) -> None:
     """Print one part of a run's ledger, or the source of one program by its id."""
     with Ledger.open(RunFolder.open(run).ledger, read_only=True) as ledger:
+        ledger.pin()
         if what.startswith("prog-"):
             _show_program(ledger, what, console, emit)
             return
@@ -56,12 +58,12 @@ def _print_part(summary: Summary, what: str, console: Console) -> None:
         print_edits(summary.required_edits, console)
     elif what == "refusals":
         for refusal in summary.refusals:
-            console.print(
-                Text(f"turn {refusal.turn}.{refusal.attempt} {refusal.kind}: {refusal.stage}: {refusal.reason}")
+            print_block(
+                console, f"turn {refusal.turn}.{refusal.attempt} {refusal.kind}: {refusal.stage}: {refusal.reason}"
             )
     elif what == "notes":
         for turn, topic, text in summary.notes:
-            console.print(Text(f"turn {turn} {topic}: {text}"), soft_wrap=True)
+            print_line(console, f"turn {turn} {topic}: {text}")
     else:
         _print_calls(summary, console)
 
@@ -75,7 +77,7 @@ def _print_calls(summary: Summary, console: Console) -> None:
         table.add_row(
             "-" if row.turn is None else str(row.turn),
             row.kind,
-            Text(row.program),
+            in_cell(row.program),
             row.program_id,
             row.split,
             str(row.draw),
@@ -100,5 +102,5 @@ def _show_program(ledger: Ledger, program_id: str, console: Console, emit: Emit 
              "mechanisms": list(program.mechanisms), "source": program.source}
         )  # fmt: skip
         return
-    console.print(Text(f"{program.id} {program.title} ({program.origin}), parent {program.parent_id or 'none'}"))
-    console.print(Syntax(program.source, "python", line_numbers=True, word_wrap=True))
+    print_line(console, f"{program.id} {program.title} ({program.origin}), parent {program.parent_id or 'none'}")
+    console.print(Syntax(spell_out(program.source), "python", line_numbers=True, word_wrap=True))

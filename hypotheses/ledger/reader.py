@@ -31,6 +31,11 @@ class LedgerReader:
         """The last event that reads see."""
         return self._position
 
+    def pin(self) -> None:
+        """Let later reads end at the last event recorded now: several reads beside a writer then agree with each other."""
+        with self._read(as_of=END) as tx, self._position_lock:
+            self._position = min(self._position, tx.session.scalar(select(func.max(models.Event.seq))) or 0)
+
     def campaign(self) -> records.Campaign:
         """Return the campaign."""
         with self._read(as_of=END) as tx:
