@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from evaluators.bubblewrap import BubblewrapIsolation
 from evaluators.isolation import Isolation, NoIsolation
-from evaluators.sandbox_checks import Check, diagnose_sandbox
+from evaluators.sandbox_checks import Check, diagnose_sandbox, require_sandbox
 
-__all__ = ["BubblewrapIsolation", "Check", "Isolation", "NoIsolation", "diagnose_sandbox"]
+__all__ = ["BubblewrapIsolation", "Check", "Isolation", "NoIsolation", "diagnose_sandbox", "require_sandbox"]

@@ -12,7 +12,8 @@ from typing import Final
 from evaluators import seccomp
 from evaluators.bubblewrap import BubblewrapIsolation, find_bubblewrap, start_bubblewrap
 from evaluators.cgroup import ControlGroup
-from evaluators.errors import EvaluatorError
+from evaluators.errors import EvaluatorError, SandboxUnavailableError
+from evaluators.isolation import Isolation
 from evaluators.limits import Limits
 from evaluators.python_runtime import find_runtime
 
@@ -86,6 +87,16 @@ def diagnose_sandbox() -> list[Check]:
     return checks
 
 
+def require_sandbox(isolation: Isolation) -> None:
+    """Run a trial where the isolation is bubblewrap, so that a host without namespaces shows before anything is written.
+
+    Raises:
+        SandboxUnavailableError: no bubblewrap, no namespaces, or the trial run did not end as it should.
+    """
+    if isinstance(isolation, BubblewrapIsolation):
+        _probe(find_bubblewrap())
+
+
 def _probe(bwrap: Path) -> tuple[dict[str, str], ControlGroup | None]:
     runtime = find_runtime()
     profile = BubblewrapIsolation(gpu=False).profile(runtime, limits=Limits())
@@ -100,14 +111,14 @@ def _probe(bwrap: Path) -> tuple[dict[str, str], ControlGroup | None]:
     try:
         output, _ = sandbox.process.communicate(timeout=PROBE_TIMEOUT_S)
     except subprocess.TimeoutExpired as err:
-        raise EvaluatorError(f"a trial run in the sandbox did not end within {PROBE_TIMEOUT_S:g} s") from err
+        raise SandboxUnavailableError(f"a trial run in the sandbox did not end within {PROBE_TIMEOUT_S:g} s") from err
     finally:
         sandbox.end()
         sandbox.close()
     text = output.decode("utf-8", "replace")
     answers = dict(line.split(" ", 1) for line in text.splitlines() if line.count(" ") == 1)
     if answers.get("temporary") != "allowed":
-        raise EvaluatorError(f"a trial run in the sandbox failed: {text.strip()[-500:]}")
+        raise SandboxUnavailableError(f"a trial run in the sandbox failed: {text.strip()[-500:]}")
     return answers, sandbox.group
 
 

@@ -15,6 +15,7 @@ import hashlib
 import importlib.resources
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -166,9 +167,9 @@ def load_subject(reference: str | Path, *, device: str | torch.device = "cpu") -
         loaded, name = load_folder(shipped_folder(text)), text
     elif path.suffix == ".gguf":
         loaded, name = load_gguf(path), path.stem
-    elif path.is_dir():
+    elif os.path.isdir(path):
         loaded, name = load_folder(path), path.resolve().name
-    elif path.exists():
+    elif os.path.exists(path):
         raise SubjectError(
             f"{text} is a file; give the folder that holds config.json and model.safetensors, or a .gguf file"
         )
@@ -187,7 +188,11 @@ def load_subject(reference: str | Path, *, device: str | torch.device = "cpu") -
         folder=loaded.folder,
         load_tokenizer=loaded.load_tokenizer,
     )
-    subject.model.to(device)
+    try:
+        subject.model.to(device)
+    except (RuntimeError, AssertionError) as error:  # no such device, no driver, no room on it
+        reason = " ".join(str(error).split())[:200].rstrip(".;: ")
+        raise SubjectError(f'device {str(device)!r} cannot hold the subject ({reason}); set device = "cpu"') from error
     return subject
 
 

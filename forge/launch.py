@@ -15,7 +15,7 @@ from pathlib import Path
 from evaluators.contract import CONTRACTS
 from evaluators.corpora import Corpus, load_corpus
 from evaluators.evaluator import Evaluator, runtime_versions
-from evaluators.sandbox import BubblewrapIsolation, Isolation, NoIsolation
+from evaluators.sandbox import BubblewrapIsolation, Isolation, NoIsolation, require_sandbox
 from evaluators.subjects import Subject, load_subject
 from forge import program_source
 from forge.asking import Asker
@@ -43,6 +43,10 @@ NOISE_PROGRAM = "gptq"
 """Shipped program whose calibration draws measure the program-level variance; see `forge.noise`."""
 
 
+class SetUpError(RecipeError):
+    """The seed or the noise floor cannot be measured with this recipe: there is no campaign to resume."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How a campaign ended, what it found and where it lies."""
@@ -53,13 +57,19 @@ class Outcome:
 
 
 def launch(recipe: Recipe, out: Path, progress: Progress) -> Outcome:
-    """Run a new campaign into the folder `out`."""
+    """Run a new campaign into the folder `out`.
+
+    Raises:
+        ForgeError, UserError: recipe, subject, corpus, sandbox, proposer or folder cannot be used; nothing is left behind.
+    """
+    RunFolder.require_free(out)
     seed_source = read_program(recipe.campaign.seed_program)
     proposer = make_proposer(recipe)
+    isolation = make_isolation(recipe)
     progress.say(f"loading {recipe.subject.reference}")
     subject = load_subject(recipe.subject.reference, device=recipe.subject.device)
     corpus = load_corpus(recipe.corpus, subject)
-    isolation = make_isolation(recipe)
+    require_pairs(corpus, "search", "confirm")
     environment = describe_environment(
         subject={"name": subject.name, "hash": subject.hash, **subject.config_summary},
         corpus={"hash": corpus.hash, "protocol": corpus.protocol},
@@ -74,8 +84,12 @@ def launch(recipe: Recipe, out: Path, progress: Progress) -> Outcome:
     except BaseException:
         folder.discard()
         raise
-    with ledger:
-        return _run(recipe, folder, ledger, subject, corpus, isolation, proposer, seed_source, progress)
+    try:
+        with ledger:
+            return _run(recipe, folder, ledger, subject, corpus, isolation, proposer, seed_source, progress)
+    except SetUpError:
+        folder.discard()
+        raise
 
 
 def relaunch(root: Path, progress: Progress) -> Outcome:
@@ -126,10 +140,9 @@ def read_program(reference: str) -> str:
     shipped = shipped_programs()
     if reference in shipped:
         return (resources.files("forge") / "programs" / f"{reference}.py").read_text(encoding="utf-8")
-    path = Path(reference).expanduser()
     try:
-        source = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as err:
+        source = Path(reference).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, RuntimeError) as err:  # RuntimeError: '~' of a user who is not there
         raise RecipeError(
             f"program {reference!r} is neither a shipped one ({', '.join(shipped)}) nor a readable file: {err}"
         ) from err
@@ -147,8 +160,27 @@ def shipped_programs() -> tuple[str, ...]:
 
 
 def make_isolation(recipe: Recipe) -> Isolation:
-    """Return the isolation that the recipe asks for."""
-    return NoIsolation() if recipe.sandbox.mode == "none" else BubblewrapIsolation()
+    """Return the isolation that the recipe asks for.
+
+    Raises:
+        SandboxUnavailableError: this host cannot isolate.
+    """
+    isolation: Isolation = NoIsolation() if recipe.sandbox.mode == "none" else BubblewrapIsolation()
+    require_sandbox(isolation)
+    return isolation
+
+
+def require_pairs(corpus: Corpus, *splits: str) -> None:
+    """Check that programs can be compared chunk by chunk.
+
+    Raises:
+        RecipeError: a split has a single chunk, whose spread nobody can know.
+    """
+    for split in splits:
+        if len(corpus.splits[split]) < 2:
+            raise RecipeError(
+                f"split {split!r} has 1 chunk; a comparison needs at least 2: raise it in section [corpus]"
+            )
 
 
 def make_proposer(recipe: Recipe) -> Proposer:
@@ -244,7 +276,7 @@ def _set_up(
     result = scored(first)
     if result is None:
         reason = first.result.reason if first.result else ""
-        raise RecipeError(f"seed program {name!r} cannot be scored on this subject: {reason}")
+        raise SetUpError(f"seed program {name!r} cannot be scored on this subject: {reason}")
     screener.smoke(seed, allowed_class="corrected")
     if ledger.incumbent() is None:
         ledger.set_incumbent(
@@ -264,7 +296,7 @@ def _set_up(
     losses = [scored(draw) for draw in draws]
     if any(loss is None for loss in losses):
         failed = next(draw for draw in draws if scored(draw) is None)
-        raise RecipeError(
+        raise SetUpError(
             f"the noise floor cannot be measured: program {NOISE_PROGRAM!r} ended "
             f"{failed.result.outcome if failed.result else ''}: {failed.result.reason if failed.result else ''}"
         )

@@ -9,6 +9,7 @@ folder the command is given in and made absolute, so that a resumed run finds th
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -221,7 +222,10 @@ def parse_recipe(data: Mapping[str, Any], overrides: Overrides | None = None, *,
         recipe = Recipe.model_validate(data)
     except ValidationError as err:
         raise RecipeError("\n".join(f"{name}: {_sentence(detail, data)}" for detail in err.errors())) from err
-    return _with_absolute_paths(recipe)
+    try:
+        return _with_absolute_paths(recipe)
+    except RuntimeError as err:  # pathlib's word for a home folder of nobody
+        raise RecipeError(f"{name}: a path begins with '~' and names no user's home folder: {err}") from err
 
 
 def dump(recipe: Recipe) -> str:
@@ -258,7 +262,7 @@ def _with_absolute_paths(recipe: Recipe) -> Recipe:
     if isinstance(recipe.corpus, TextCorpus):
         changes["corpus"] = recipe.corpus.model_copy(update={"path": recipe.corpus.path.expanduser().absolute()})
     reference = recipe.subject.reference
-    if reference.startswith(("/", "./", "../", "~")) or "/" in reference and Path(reference).exists():
+    if reference.startswith(("/", "./", "../", "~")) or "/" in reference and os.path.exists(reference):
         absolute = str(Path(reference).expanduser().absolute())
         changes["subject"] = recipe.subject.model_copy(update={"reference": absolute})
     if recipe.campaign.out is not None:

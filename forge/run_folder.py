@@ -79,23 +79,35 @@ class RunFolder:
         Raises:
             RunFolderError: the folder exists already, or cannot be written.
         """
-        if root.exists():
-            raise RunFolderError(
-                f"run folder {str(root)!r} exists already; continue it with `quantforge resume {root}`, "
-                "or name another with --out"
-            )
+        cls.require_free(root)
+        scratch = None
         try:
             root.parent.mkdir(parents=True, exist_ok=True)
             scratch = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))
             made = cls(scratch)
-            made.recipe.write_text(recipe_toml)
-            made.environment.write_text(json.dumps(environment, indent=2, sort_keys=True) + "\n")
+            made.recipe.write_text(recipe_toml, encoding="utf-8")
+            made.environment.write_text(json.dumps(environment, indent=2, sort_keys=True) + "\n", encoding="utf-8")
             made.artifacts.mkdir()
             scratch.chmod(0o755)
             scratch.rename(root)
         except OSError as err:
+            if scratch is not None:
+                shutil.rmtree(scratch, ignore_errors=True)
             raise RunFolderError(f"run folder {str(root)!r} cannot be made: {err}; name another with --out") from err
         return cls(root)
+
+    @staticmethod
+    def require_free(root: Path) -> None:
+        """Check that a run folder can get this name.
+
+        Raises:
+            RunFolderError: something is there already.
+        """
+        if os.path.lexists(root):
+            raise RunFolderError(
+                f"run folder {str(root)!r} exists already; continue it with `quantforge resume {root}`, "
+                "or name another with --out"
+            )
 
     @classmethod
     def open(cls, root: Path) -> RunFolder:
@@ -105,9 +117,12 @@ class RunFolder:
             RunFolderError: there is no run in it.
         """
         folder = cls(root)
-        missing = [path.name for path in (folder.recipe, folder.ledger) if not path.is_file()]
+        missing = [path.name for path in (folder.recipe, folder.ledger) if not os.path.isfile(path)]
         if missing:
-            raise RunFolderError(f"{str(root)!r} is no run folder: it has no {' and no '.join(missing)}")
+            raise RunFolderError(
+                f"{str(root)!r} is no run folder: it has no {' and no '.join(missing)}; "
+                "give the folder that `quantforge run` printed"
+            )
         return folder
 
     def discard(self) -> None:
@@ -118,7 +133,7 @@ class RunFolder:
 def write_atomically(path: Path, text: str) -> None:
     """Write `text` so that a reader, or a crash, sees the old file or the new one."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    with os.fdopen(handle, "w") as file:
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
