@@ -29,10 +29,22 @@ def build_control(control: Control, *, parent: str, child: str) -> str:
     """
     try:
         if control.edits is not None:
+            unknown = [name for name in control.removes if name not in program_source.mechanisms(child)]
+            if unknown:
+                raise ControlProblem(
+                    f"control {control.key!r} replaces {', '.join(map(repr, unknown))}, which is no mechanism of the child"
+                )
             base = parent if control.against == "parent" else child
             source = apply_edits(base, parse_blocks(control.edits))
         elif control.kind == "knockin":
-            beyond = [name for name in added_mechanisms(parent, child) if name not in control.keeps]
+            added = added_mechanisms(parent, child)
+            foreign = [name for name in control.keeps if name not in added]
+            if foreign:
+                raise ControlProblem(
+                    f"control {control.key!r} keeps {', '.join(map(repr, foreign))}, which the child does not add; "
+                    f"it adds {', '.join(map(repr, added)) or 'none'}"
+                )
+            beyond = [name for name in added if name not in control.keeps]
             source = program_source.knock_out(child, beyond) if beyond else child
         else:
             source = program_source.knock_out(child, control.removes)
