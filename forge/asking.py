@@ -15,6 +15,9 @@ from forge.progress import Progress
 from forge.proposers.base import ExplanationRequest, ProposalRequest, Proposer, Reply
 from hypotheses.ledger import Ledger, NewLlmCall
 
+MAX_REPLY_BYTES = 1_000_000
+"""A longer reply is runaway; it is cut to this, which the ledger can keep, and counts as cut off."""
+
 
 class TokenBudgetSpent(ProposerError):
     """The recipe's cap on tokens or cost is reached."""
@@ -66,10 +69,7 @@ class Asker:
         except ProposerError as err:
             self._ledger.record_llm_failure(purpose, model=self._proposer.name, error=storable(str(err)))
             raise
-        # A server decides these texts: what the ledger could not keep must not end the campaign.
-        reply = replace(
-            reply, text=storable(reply.text), model=storable(reply.model), finish_reason=storable(reply.finish_reason)
-        )
+        reply = _storable_reply(reply)
         call = self._ledger.record_llm_call(
             NewLlmCall(
                 purpose=purpose,
@@ -96,3 +96,11 @@ class Asker:
             raise TokenBudgetSpent(
                 f"the proposer cost {spend.cost:.2f} of at most {self._max_cost:.2f}; raise llm.max_cost to go on"
             )
+
+
+def _storable_reply(reply: Reply) -> Reply:
+    """Return the reply as the ledger can keep it: a server's odd bytes or its length must not end the campaign."""
+    text, finish_reason = storable(reply.text), storable(reply.finish_reason)
+    if len(text.encode()) > MAX_REPLY_BYTES:
+        text, finish_reason = text.encode()[:MAX_REPLY_BYTES].decode("utf-8", "ignore"), "length"
+    return replace(reply, text=text, model=storable(reply.model), finish_reason=finish_reason)

@@ -37,7 +37,8 @@ class EditBoard:
     ) -> tuple[EditRecord, ...]:
         """Add edits that verdicts ask for, each with the id of its hypothesis; the first one may block.
 
-        Against older edits the newer verdict wins; of two from one observation that contradict each other the first stays.
+        Against older edits the newer verdict wins; of two from one observation that contradict each other, or ask for the
+        same kind of change for one claim, the first stays.
 
         Returns:
             The records of the new edits.
@@ -45,7 +46,7 @@ class EditBoard:
         taken: list[RequiredEdit] = []
         added: list[str] = []
         for edit, hypothesis_id in edits:
-            if any(contradict(edit, other) for other in taken):
+            if any(contradict(edit, other) or _claim(edit) == _claim(other) for other in taken):
                 continue
             edit = edit.model_copy(update={"blocking": edit.blocking and not taken})
             before = self.records()
@@ -85,6 +86,11 @@ class EditBoard:
             return
         state = record.state.value if record.state is not before.state else IN_VAIN
         self._ledger.change_required_edit(record.key, state, turn=turn, reason=record.note, program_id=program_id)
+
+
+def _claim(edit: RequiredEdit) -> tuple[str, str, str]:
+    """What the ledger knows an edit of one observation by."""
+    return edit.kind, edit.mechanism, edit.cause
 
 
 def _record(stored: StoredEdit) -> EditRecord:

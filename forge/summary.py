@@ -255,7 +255,8 @@ def _observation(ledger: Ledger, observation: Observation) -> ObservationRow:
     rivals = []
     for hypothesis in ledger.hypotheses(observation.id):
         verdict = verdicts.get(hypothesis.id)
-        checks = {c["control"]: c for c in verdict.evidence["verdict"]["checks"]} if verdict else {}
+        judged = verdict.evidence.get("verdict", {}) if verdict else {}
+        checks = {check["control"]: check for check in judged.get("checks", ())}
         rows = []
         for prediction in predictions:
             if prediction.hypothesis_id != hypothesis.id:

@@ -1,0 +1,157 @@
+"""Controls are made of the two programs as their kind says, or refused with the reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from forge import program_source
+from forge.controls import ControlProblem, build_control
+from forge.edits import EditBlock, render_blocks
+from forge.program_identity import ast_hash
+from hypotheses.predictions import Control
+
+PARENT = """
+from forge_kernels import ActivationRule, encode
+
+MECHANISMS = ()
+
+
+def quantize(session):
+    for layer in session.layers:
+        weight = session.weight(layer)
+        session.install(layer, encode(weight, scale_rule="even"), activation=ActivationRule(scale_rule="even"))
+"""
+CHILD = """
+from forge_kernels import ActivationRule, encode
+
+MECHANISMS = ("shrink", "flip")
+
+
+def shrink(weight):
+    return weight * 0.5
+
+
+def without_shrink(weight):
+    return weight
+
+
+def flip(weight):
+    return -weight
+
+
+def without_flip(weight):
+    return weight
+
+
+def quantize(session):
+    for layer in session.layers:
+        weight = flip(shrink(session.weight(layer)))
+        session.install(layer, encode(weight, scale_rule="even"), activation=ActivationRule(scale_rule="even"))
+"""
+
+
+def build(child: str = CHILD, parent: str = PARENT, **fields: object) -> str:
+    return build_control(Control(key="trial", **fields), parent=parent, child=child)  # type: ignore[arg-type]
+
+
+def blocks(search: str, replace: str) -> str:
+    return render_blocks([EditBlock(search=search, replace=replace)])
+
+
+def test_a_knockout_is_the_child_with_the_mechanism_at_its_neutral() -> None:
+    source = build(kind="knockout", removes=("shrink",))
+    assert source == program_source.knock_out(CHILD, ("shrink",))
+    assert "return without_shrink(weight)" in source
+    assert "return -weight" in source
+
+
+def test_a_knockin_is_the_child_without_everything_else_that_it_adds() -> None:
+    assert build(kind="knockin", keeps=("shrink",)) == program_source.knock_out(CHILD, ("flip",))
+
+
+def test_a_mechanism_that_the_parent_has_already_stays_in_a_knockin() -> None:
+    parent = program_source.knock_out(CHILD, ()).replace('("shrink", "flip")', '("flip",)')
+    child = CHILD.replace('("shrink", "flip")', '("shrink", "flip", "twist")') + (
+        "\n\ndef twist(weight):\n    return weight.flip(0)\n\n\ndef without_twist(weight):\n    return weight\n"
+    )
+    assert build(child, parent, kind="knockin", keeps=("shrink",)) == program_source.knock_out(child, ("twist",))
+
+
+def test_a_substitute_applies_its_edits_to_the_program_it_names() -> None:
+    child = build(
+        kind="substitute", removes=("shrink",), edits=blocks("    return weight * 0.5", "    return weight * 2")
+    )
+    assert child == CHILD.replace("weight * 0.5", "weight * 2")
+    parent = build(
+        kind="substitute",
+        removes=("shrink",),
+        against="parent",
+        edits=blocks("        weight = session.weight(layer)", "        weight = session.weight(layer) * 2"),
+    )
+    assert parent == PARENT.replace("session.weight(layer)\n", "session.weight(layer) * 2\n")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"kind": "knockout", "removes": ("swirl",)}, "'swirl' is no mechanism of the program; its mechanisms: shrink"),
+        (
+            {"kind": "knockin", "keeps": ("swirl",)},
+            "keeps 'swirl', which the child does not add; it adds 'shrink', 'flip'",
+        ),
+        (
+            {"kind": "substitute", "removes": ("swirl",), "edits": blocks("    return -weight", "    return weight")},
+            "replaces 'swirl', which is no mechanism of the child",
+        ),
+        ({"kind": "knockout"}, "'trial' equals the child"),
+        ({"kind": "knockin", "keeps": ("shrink", "flip")}, "'trial' equals the child"),
+        (
+            {
+                "kind": "substitute",
+                "removes": ("shrink",),
+                "edits": blocks("    return weight * 0.5", "    return weight * 0.5  # the same"),
+            },
+            "equals the child",
+        ),
+        (
+            {
+                "kind": "substitute",
+                "removes": ("shrink",),
+                "against": "parent",
+                "edits": blocks("MECHANISMS = ()", "MECHANISMS = ()  # the same"),
+            },
+            "equals the parent",
+        ),
+        (
+            {"kind": "substitute", "removes": ("shrink",), "edits": blocks("    return weight * 3", "    return 1")},
+            "SEARCH stands nowhere in the program",
+        ),
+        ({"kind": "substitute", "removes": ("shrink",), "edits": "prose"}, "equals the child"),
+        (
+            {"kind": "substitute", "removes": ("shrink",), "edits": blocks("    return weight * 0.5", "    return (")},
+            "convention: The program does not parse",
+        ),
+        (
+            {"kind": "substitute", "removes": ("shrink",), "edits": blocks("    return weight * 0.5", "    eval('1')")},
+            "static: Line",
+        ),
+    ],
+)
+def test_what_makes_no_control_is_refused_with_its_reason(fields: dict[str, object], words: str) -> None:
+    with pytest.raises(ControlProblem) as info:
+        build(**fields)  # type: ignore[arg-type]
+    assert words in str(info.value)
+
+
+def test_a_control_is_a_program_of_its_own() -> None:
+    hashes = {
+        ast_hash(source)
+        for source in (
+            PARENT,
+            CHILD,
+            build(kind="knockout", removes=("shrink",)),
+            build(kind="knockout", removes=("flip",)),
+            build(kind="knockout", removes=("shrink", "flip")),
+        )
+    }
+    assert len(hashes) == 5
