@@ -155,7 +155,7 @@ class Campaign:
     def _record(
         self, turn: int, attempt: int, draft: Draft | None, program: Program | None, refusal: Refusal | None
     ) -> None:
-        proposal = draft.proposal if draft else None
+        proposal = draft.proposal if draft else refusal.proposal if refusal else None
         self._ledger.record_proposal(
             NewProposal(
                 turn=turn,

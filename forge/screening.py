@@ -31,11 +31,15 @@ from hypotheses.required_edits import BarredClaim, EditRecord, claim_is_barred
 
 
 class Refusal(Exception):
-    """A candidate was refused before any call: at which stage, and every reason as a sentence."""
+    """A candidate was refused before any call: at which stage, and every reason as a sentence.
+
+    proposal: what the reply said, as far as it could be read.
+    """
 
     def __init__(self, stage: str, problems: Iterable[str]) -> None:
         self.stage = stage
         self.problems = tuple(problems)
+        self.proposal: ProposalReply | None = None
         super().__init__(f"{stage}: {'; '.join(self.problems)}")
 
 
@@ -71,6 +75,16 @@ def read_draft(reply: Reply, rules: Rules) -> Draft:
     except ReplyProblem as problem:
         raise Refusal("format", problem.problems) from problem
     try:
+        source = _edited(proposal, rules)
+    except Refusal as refusal:
+        refusal.proposal = proposal
+        raise
+    return Draft(source=source, proposal=proposal, added=added_mechanisms(rules.incumbent, source))
+
+
+def _edited(proposal: ProposalReply, rules: Rules) -> str:
+    """Return the edited program, held to everything that needs no run."""
+    try:
         source = apply_edits(rules.incumbent, proposal.edits)
     except ReplyProblem as problem:
         raise Refusal("edits", problem.problems) from problem
@@ -86,7 +100,7 @@ def read_draft(reply: Reply, rules: Rules) -> Draft:
         )
     _check_required(proposal, rules)
     _check_claims(source, proposal, rules)
-    return Draft(source=source, proposal=proposal, added=added_mechanisms(rules.incumbent, source))
+    return source
 
 
 def check_source(source: str) -> None:
