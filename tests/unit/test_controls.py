@@ -126,7 +126,7 @@ def test_a_substitute_applies_its_edits_to_the_program_it_names() -> None:
             {"kind": "substitute", "removes": ("shrink",), "edits": blocks("    return weight * 3", "    return 1")},
             "SEARCH stands nowhere in the program",
         ),
-        ({"kind": "substitute", "removes": ("shrink",), "edits": "prose"}, "equals the child"),
+        ({"kind": "substitute", "removes": ("shrink",), "edits": "prose"}, "no SEARCH/REPLACE block"),
         (
             {"kind": "substitute", "removes": ("shrink",), "edits": blocks("    return weight * 0.5", "    return (")},
             "convention: The program does not parse",
