@@ -173,7 +173,7 @@ def _print_rows(
         )
     for row in rows:
         if row["nll"] is None:
-            table.add_row(in_cell(row["program"]), in_cell(f"{row['outcome']}: {row['reason']}"), *["-"] * 7)
+            table.add_row(in_cell(row["program"]), in_cell(row["outcome"]), *["-"] * 7)
             continue
         effect, error, recovery = row["effect_on_first"], row["standard_error"], row["recovery"]
         table.add_row(
@@ -188,6 +188,9 @@ def _print_rows(
             f"{row['wall_s']:.1f}",
         )
     console.print(table)
+    for row in rows:
+        if row["nll"] is None:
+            print_block(console, f"{row['program']}: {row['outcome']}: {row['reason']}")
     if len(rows) > 1:
         print_line(
             console,
