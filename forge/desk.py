@@ -73,6 +73,7 @@ class Desk:
         )
         if not evaluation.is_settled:
             evaluation = self._ledger.settle_evaluation(evaluation.id, settlement(result))
+        self._progress.spent(self._ledger.budget())
         self._progress.evaluated(program, evaluation)
         return evaluation
 
@@ -80,6 +81,7 @@ class Desk:
         """Return the setup evaluation of the full-precision subject on `split`."""
         evaluation = self._ledger.reserve_evaluation(NewEvaluation(kind="setup", split=split, program_id=None))
         if not evaluation.is_settled:
+            self._progress.spent(self._ledger.budget())
             self._progress.say(f"measuring the full-precision subject on the {split} split")
             chunk_nll = self._evaluator.full_precision_nll(split)
             evaluation = self._ledger.settle_evaluation(

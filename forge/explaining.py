@@ -170,6 +170,7 @@ class Explainer:
         """Return the stored program of each control that can run, why the others cannot, and which are known already."""
         programs: dict[str, Program] = {}
         problems: dict[str, str] = {}
+        made: dict[str, str] = {}
         measured = {
             self._ledger.program(evaluation.program_id).ast_hash
             for evaluation in self._ledger.evaluations()
@@ -182,6 +183,10 @@ class Explainer:
                 source = build_control(control, parent=parent.program.source, child=child.program.source)
             except ControlProblem as problem:
                 problems[control.key] = str(problem)
+                continue
+            twin = made.setdefault(source, control.key)
+            if twin != control.key:
+                problems[control.key] = f"it is the same program as control {twin!r}"
                 continue
             program = self._screener.store(source, origin="control", title=control.key, parent=child.program)
             passed, reason, evidence = self._screener.smoke(program, allowed_class="corrected")

@@ -34,6 +34,9 @@ class Progress(Protocol):
     def replayed(self, evaluation: Evaluation) -> None:
         """A call of an earlier process was found in the ledger."""
 
+    def spent(self, budget: Budget) -> None:
+        """The budget after a call was reserved or settled."""
+
     def state(self, budget: Budget, incumbent: str, figures: str) -> None:
         """Where the campaign stands."""
 
@@ -51,6 +54,8 @@ class QuietProgress:
     def evaluated(self, program: Program, evaluation: Evaluation) -> None: ...
 
     def replayed(self, evaluation: Evaluation) -> None: ...
+
+    def spent(self, budget: Budget) -> None: ...
 
     def state(self, budget: Budget, incumbent: str, figures: str) -> None: ...
 
@@ -105,6 +110,9 @@ class TerminalProgress:
 
     def replayed(self, evaluation: Evaluation) -> None:
         self._doing = f"found {evaluation.kind} {evaluation.id} in the ledger"
+
+    def spent(self, budget: Budget) -> None:
+        self._budget = budget
 
     def state(self, budget: Budget, incumbent: str, figures: str) -> None:
         self._budget, self._incumbent, self._figures = budget, incumbent, figures

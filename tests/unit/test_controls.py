@@ -6,56 +6,13 @@ import pytest
 
 from forge import program_source
 from forge.controls import ControlProblem, build_control
-from forge.edits import EditBlock, render_blocks
 from forge.program_identity import ast_hash
 from hypotheses.predictions import Control
-
-PARENT = """
-from forge_kernels import ActivationRule, encode
-
-MECHANISMS = ()
-
-
-def quantize(session):
-    for layer in session.layers:
-        weight = session.weight(layer)
-        session.install(layer, encode(weight, scale_rule="even"), activation=ActivationRule(scale_rule="even"))
-"""
-CHILD = """
-from forge_kernels import ActivationRule, encode
-
-MECHANISMS = ("shrink", "flip")
-
-
-def shrink(weight):
-    return weight * 0.5
-
-
-def without_shrink(weight):
-    return weight
-
-
-def flip(weight):
-    return -weight
-
-
-def without_flip(weight):
-    return weight
-
-
-def quantize(session):
-    for layer in session.layers:
-        weight = flip(shrink(session.weight(layer)))
-        session.install(layer, encode(weight, scale_rule="even"), activation=ActivationRule(scale_rule="even"))
-"""
+from tests.program_builders import CHILD, PARENT, blocks
 
 
 def build(child: str = CHILD, parent: str = PARENT, **fields: object) -> str:
     return build_control(Control(key="trial", **fields), parent=parent, child=child)  # type: ignore[arg-type]
-
-
-def blocks(search: str, replace: str) -> str:
-    return render_blocks([EditBlock(search=search, replace=replace)])
 
 
 def test_a_knockout_is_the_child_with_the_mechanism_at_its_neutral() -> None:

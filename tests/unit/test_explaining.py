@@ -1,0 +1,117 @@
+"""Controls of an explanation as programs: each is made, tried on the truncated subject, and refused with its reason."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from evaluators.results import EvaluationResult, Evidence, Outcome
+from forge.desk import Desk
+from forge.explaining import Explainer
+from forge.program_source import knock_out
+from forge.progress import QuietProgress
+from forge.scored import Scored
+from forge.screening import Screener
+from hypotheses.ledger import Ledger
+from hypotheses.predictions import Control, Explanation, Hypothesis, Prediction
+from tests.ledger_builders import candidate, evaluate, new_campaign, scored
+from tests.program_builders import CHILD, PARENT, blocks
+
+
+class TruncatedRuns:
+    """Smoke runs that install what their source says: one digest for each text, nothing for a program that breaks."""
+
+    bits = 4.25
+
+    def smoke(self, source: str, *, seed: int = 0) -> EvaluationResult:
+        if "1 / 0" in source:
+            return EvaluationResult(outcome=Outcome.CRASHED, reason="ZeroDivisionError", split="search", draw=0, seed=0)
+        digest = hashlib.sha256((PARENT if "the parent again" in source else source).encode()).hexdigest()
+        return EvaluationResult(
+            outcome=Outcome.SCORED,
+            split="search",
+            draw=0,
+            seed=0,
+            contract_class="folded",
+            effective_bits=self.bits + ("heavy" in source),
+            evidence=Evidence(layers={"blocks.0.q": {"digest": digest}}),
+        )
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with Ledger.create(tmp_path / "ledger.sqlite", new_campaign()) as ledger:
+        yield ledger
+
+
+def programs_of(ledger: Ledger, *controls: Control) -> tuple[set[str], dict[str, str], set[str]]:
+    """Return which controls can run, why the others cannot, and which are known already."""
+    desk = Desk(ledger, TruncatedRuns(), QuietProgress())  # type: ignore[arg-type]
+    screener = Screener(ledger, desk, 7)
+    seed = screener.store(PARENT, origin="seed", title="seed", parent=None)
+    child = screener.store(CHILD, origin="candidate", title="child", parent=seed)
+    parent_scored, child_scored = (
+        Scored(program=program, evaluation=evaluate(ledger, candidate(program, turn=turn), scored(loss, loss)))
+        for turn, (program, loss) in enumerate(((seed, 3.0), (child, 2.0)))
+    )
+    names = ("one", "other")
+    explanation = Explanation(
+        hypotheses=tuple(Hypothesis(key=n, cause=n, mechanism="shrink", statement="s") for n in names),
+        controls=controls,
+        predictions=tuple(
+            Prediction(hypothesis=name, control=control.key, low=0.6 * index, high=0.6 * index + 0.3)
+            for index, name in enumerate(names)
+            for control in controls
+        ),
+    )
+    explainer = Explainer(ledger, desk, screener, *[cast(object, None)] * 5, 7)  # type: ignore[arg-type]
+    programs, problems, known = explainer._control_programs(explanation, parent_scored, child_scored)
+    return set(programs), problems, known
+
+
+def substitute(key: str, line: str) -> Control:
+    return Control(key=key, kind="substitute", removes=("shrink",), edits=blocks("    return weight * 0.5", line))
+
+
+def test_two_names_for_one_program_make_one_control(ledger: Ledger) -> None:
+    made, problems, _ = programs_of(
+        ledger,
+        Control(key="without", kind="knockout", removes=("shrink",)),
+        Control(key="alone", kind="knockin", keeps=("flip",)),
+    )
+    assert made == {"without"}
+    assert problems == {"alone": "it is the same program as control 'without'"}
+    assert len(ledger.programs(origin="control")) == 1
+
+
+def test_controls_that_cannot_run_are_told_apart(ledger: Ledger) -> None:
+    made, problems, known = programs_of(
+        ledger,
+        Control(key="without", kind="knockout", removes=("shrink",)),
+        substitute("breaks", "    return weight * (1 / 0)"),
+        substitute("idle", "    return weight * 2  # the parent again"),
+        substitute("bits", "    heavy = 2\n    return weight * heavy"),
+        Control(key="unknown", kind="knockout", removes=("swirl",)),
+    )
+    assert made == {"without"}
+    assert problems["breaks"] == "its smoke run ended so: crashed: ZeroDivisionError"
+    assert problems["idle"] == "it installs exactly what the parent installs, on the truncated subject"
+    assert problems["bits"] == (
+        "a substitute spends the same bits: 5.250 here, 4.250 in the child, on the truncated subject"
+    )
+    assert "'swirl' is no mechanism of the program" in problems["unknown"]
+    assert known == set()
+
+
+def test_a_control_that_was_evaluated_before_is_known(ledger: Ledger) -> None:
+    desk = Desk(ledger, TruncatedRuns(), QuietProgress())  # type: ignore[arg-type]
+    earlier = Screener(ledger, desk, 7).store(
+        knock_out(CHILD, ["shrink"]), origin="candidate", title="earlier", parent=None
+    )
+    evaluate(ledger, candidate(earlier, turn=1), scored(2.5, 2.5))
+    made, _, known = programs_of(ledger, Control(key="without", kind="knockout", removes=("shrink",)))
+    assert made == known == {"without"}
