@@ -55,8 +55,7 @@ def error_map(subject: Subject, artifact: Artifact, tokens_CL: Tensor, contract:
     for block in range(model.num_blocks):
         groups = [group for group in model.map.groups if group.block == block]
         sums = {layer.name: _LayerSums(model, layer) for group in groups for layer in group.layers}
-        for index, hidden_CLH in enumerate(hidden):
-            leaving, inputs = model.run_block(block, hidden_CLH, "quantized", groups=groups)
+        for index, (leaving, inputs) in enumerate(model.run_block(block, hidden, "quantized", groups=groups)):
             assert leaving is not None
             hidden[index] = leaving
             for group in groups:

@@ -11,15 +11,13 @@ Legend: C chunks, L tokens per chunk, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from evaluators.parallel import run_side_by_side
 
 MAX_LOGITS = 2**23
 """Most logits held at once: 32 MiB in float32, which also keeps them near the processor's caches."""
@@ -39,27 +37,8 @@ def score(model: nn.Module, chunks_CL: Tensor, batch_size: int = 4) -> tuple[flo
             values: list[float] = chunk_losses(model, last_hidden(model, tokens_CL), tokens_CL).tolist()
         return values
 
-    batches = torch.split(chunks_CL, batch_size)
-    num_threads = 1 if chunks_CL.is_cuda else min(len(batches), os.cpu_count() or 1)
-    if num_threads <= 1:
-        return tuple(loss for batch in batches for loss in losses_of(batch))
-    with one_thread_per_operation(), ThreadPoolExecutor(num_threads) as pool:
-        return tuple(loss for losses in pool.map(losses_of, batches) for loss in losses)
-
-
-@contextmanager
-def one_thread_per_operation() -> Iterator[None]:
-    """Keep torch's operations single-threaded for a while.
-
-    Batches in parallel need no barrier inside an operation; with barriers, a busy machine makes small operations an order of
-    magnitude slower. It also makes a loss independent of the number of cores.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    per_batch = run_side_by_side(losses_of, torch.split(chunks_CL, batch_size))
+    return tuple(loss for losses in per_batch for loss in losses)
 
 
 def last_hidden(model: nn.Module, tokens_CL: Tensor) -> Tensor:

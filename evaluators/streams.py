@@ -74,18 +74,26 @@ class Streams:
         The tensors are the kept ones: read them, never write to them.
         """
         wanted = self.num_chunks if num_chunks is None else num_chunks
+        sizes = [int(tokens_CL.shape[0]) for tokens_CL in self._batches]
+        needed = [batch for batch in range(len(sizes)) if sum(sizes[:batch]) < wanted]
+        kept = self._group_inputs(needed, group, stream)
         batches: list[Tensor] = []
-        for batch, tokens_CL in enumerate(self._batches):
-            if wanted <= 0:
-                break
-            inputs_CLK = self._group_input(batch, group, stream)[:wanted]
+        for batch in needed:
+            inputs_CLK = kept[batch][: wanted - sum(sizes[:batch])]
             batches.append(inputs_CLK.flatten(0, 1).to(torch.float32))
-            wanted -= int(tokens_CL.shape[0])
         return batches
 
     def losses(self, stream: Stream = "quantized") -> Tensor:
         """Return the loss of each chunk in nats per token: (C,) float64."""
-        return torch.cat([self._batch_losses(batch, stream) for batch in range(len(self._batches))])
+        stream = self._effective(stream, self.model.num_blocks)
+        kept = self._losses[stream]
+        missing = [batch for batch in range(len(self._batches)) if batch not in kept]
+        for batch, hidden_CLH in self._entering(missing, self.model.num_blocks, stream).items():
+            tokens_CL = self._batches[batch]
+            final_CLH = self.model.finish(tokens_CL, hidden_CLH)
+            with torch.no_grad():
+                kept[batch] = chunk_losses(self.model.model, final_CLH, tokens_CL)
+        return torch.cat([kept[batch] for batch in range(len(self._batches))])
 
     def forget_after_install(self, group: Group) -> None:
         """Drop what the quantized stream computed after `group`: one of its layers was installed."""
@@ -112,70 +120,72 @@ class Streams:
             return "reference"
         return stream
 
-    def _group_input(self, batch: int, group: Group, stream: Stream) -> Tensor:
+    def _group_inputs(self, batches: list[int], group: Group, stream: Stream) -> dict[int, Tensor]:
+        """Return the group's input (C, L, K) of each batch, measuring what is not kept."""
         block, index = self._places[group.name]
         stream = self._effective(stream, block, index)
-        kept = self._inputs[stream].get((group.name, batch))
-        if kept is not None:
-            return kept
+        store = self._inputs[stream]
+        found = {batch: store[group.name, batch] for batch in batches if (group.name, batch) in store}
+        missing = [batch for batch in batches if batch not in found]
+        if not missing:
+            return found
         groups = self._groups[block]
         # The reference stream changes only by folds, so one run of the block serves all its groups.
         all_bytes = 4 * self.num_chunks * self.length * sum(member.num_inputs for member in groups)
         takes_all = stream == "reference" and all_bytes <= self.cache_bytes
-        entering = self._entering(batch, block, stream)
-        leaving, inputs = self._run(
-            batch, block, entering, stream, groups=groups if takes_all else [group], stop=not takes_all
+        runs = self._run(
+            self._entering(missing, block, stream),
+            block,
+            stream,
+            groups=groups if takes_all else [group],
+            stop=not takes_all,
         )
-        if leaving is not None:
-            self._keep(batch, block + 1, self._effective(stream, block + 1), leaving)
-        store = self._inputs[stream]
         names = {member.name for member in groups}
         for key in [key for key in store if key[0] not in names]:
             del store[key]
-        for name, inputs_CLK in inputs.items():
-            if takes_all or self.num_chunks * self.length * group.num_inputs * 4 <= self.cache_bytes:
-                store[name, batch] = inputs_CLK
-        return inputs[group.name]
+        keeps = takes_all or self.num_chunks * self.length * group.num_inputs * 4 <= self.cache_bytes
+        for batch, (leaving, inputs) in runs.items():
+            if leaving is not None:
+                self._keep(batch, block + 1, self._effective(stream, block + 1), leaving)
+            if keeps:
+                store.update({(name, batch): inputs_CLK for name, inputs_CLK in inputs.items()})
+            found[batch] = inputs[group.name]
+        return found
 
-    def _batch_losses(self, batch: int, stream: Stream) -> Tensor:
-        num_blocks = self.model.num_blocks
-        stream = self._effective(stream, num_blocks)
-        kept = self._losses[stream].get(batch)
-        if kept is None:
-            tokens_CL = self._batches[batch]
-            final_CLH = self.model.finish(tokens_CL, self._entering(batch, num_blocks, stream))
-            with torch.no_grad():
-                kept = self._losses[stream][batch] = chunk_losses(self.model.model, final_CLH, tokens_CL)
-        return kept
-
-    def _entering(self, batch: int, block: int, stream: Stream) -> Tensor:
-        """Return the hidden state (C, L, H) that enters `block`, from the nearest kept state before it."""
-        start = block
-        while start > 0 and (batch, start) not in self._hidden[self._effective(stream, start)]:
-            start -= 1
-        hidden_CLH = self._hidden[self._effective(stream, start)].get((batch, start))
-        if hidden_CLH is None:
-            hidden_CLH = self.model.embed(self._batches[batch])
-            self._keep(batch, 0, self._effective(stream, 0), hidden_CLH)
-        for index in range(start, block):
-            leaving, _ = self._run(batch, index, hidden_CLH, stream)
-            assert leaving is not None
-            hidden_CLH = leaving
-            self._keep(batch, index + 1, self._effective(stream, index + 1), hidden_CLH)
-        return hidden_CLH
+    def _entering(self, batches: list[int], block: int, stream: Stream) -> dict[int, Tensor]:
+        """Return the hidden state (C, L, H) of each batch that enters `block`, from the nearest kept state before it."""
+        starts: dict[int, int] = {}
+        states: dict[int, Tensor] = {}
+        for batch in batches:
+            start = block
+            while start > 0 and (batch, start) not in self._hidden[self._effective(stream, start)]:
+                start -= 1
+            hidden_CLH = self._hidden[self._effective(stream, start)].get((batch, start))
+            if hidden_CLH is None:
+                hidden_CLH = self.model.embed(self._batches[batch])
+                self._keep(batch, 0, self._effective(stream, 0), hidden_CLH)
+            starts[batch], states[batch] = start, hidden_CLH
+        for index in range(min(starts.values(), default=block), block):
+            running = {batch: states[batch] for batch in batches if starts[batch] <= index}
+            for batch, (leaving, _) in self._run(running, index, stream).items():
+                assert leaving is not None
+                states[batch] = leaving
+                self._keep(batch, index + 1, self._effective(stream, index + 1), leaving)
+        return states
 
     def _run(
         self,
-        batch: int,
+        states: dict[int, Tensor],
         block: int,
-        hidden_CLH: Tensor,
         stream: Stream,
         *,
         groups: list[Group] | None = None,
         stop: bool = False,
-    ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        self.meter.charge(self._batches[batch].numel())
-        return self.model.run_block(block, hidden_CLH, stream, groups=groups or [], stop=stop)
+    ) -> dict[int, tuple[Tensor | None, dict[str, Tensor]]]:
+        """Run a block on the states of several batches, charged before anything runs."""
+        self.meter.charge(sum(self._batches[batch].numel() for batch in states))
+        results = self.model.run_block(block, list(states.values()), stream, groups=groups or [], stop=stop)
+        return dict(zip(states, results, strict=True))
 
     def _keep(self, batch: int, block: int, stream: Stream, hidden_CLH: Tensor) -> None:
         """Keep a state; over the byte limit, states of the earliest other blocks make room, then it is not kept."""

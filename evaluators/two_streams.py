@@ -10,6 +10,7 @@ Legend: C chunks, L tokens per chunk, H hidden size, K input features of a group
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from evaluators.architecture import DecoderMap
 from evaluators.errors import HostError
+from evaluators.parallel import run_side_by_side
 from evaluators.quantized_linear import QuantizedLinear, share_activations
 from evaluators.session import Group, Stream
 
@@ -29,6 +31,12 @@ BlockArguments = list[dict[str, Any]]
 
 class _StopForward(Exception):
     """Leaves a forward pass once what it was run for has been seen."""
+
+
+class _Captured(threading.local):
+    """Group inputs that the run of one thread has seen."""
+
+    inputs: dict[str, Tensor] = {}
 
 
 class TwoStreamModel:
@@ -96,32 +104,38 @@ class TwoStreamModel:
     def run_block(
         self,
         block: int,
-        hidden_CLH: Tensor,
+        hidden_states: Sequence[Tensor],
         stream: Stream,
         *,
         groups: Sequence[Group] = (),
         stop: bool = False,
-    ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Run one block on its entering hidden state.
+    ) -> list[tuple[Tensor | None, dict[str, Tensor]]]:
+        """Run one block on the hidden states of several batches, side by side on a CPU.
 
         Args:
             block: index of the block.
-            hidden_CLH: (C, L, H), from `embed` or the block before.
+            hidden_states: one (C, L, H) for each batch, from `embed` or the block before.
             stream: ``quantized`` puts the installed layers of this block in place.
             groups: groups of this block, in execution order, whose inputs are wanted.
             stop: leave the block as soon as the last of `groups` has been reached.
 
         Returns:
-            The hidden state that leaves the block (None if stopped), and the inputs (C, L, K) by group name.
+            For each batch the hidden state that leaves the block (None if stopped), and the inputs (C, L, K) by group.
         """
-        arguments = self._arguments[tuple(hidden_CLH.shape[:2])][block]
-        inputs: dict[str, Tensor] = {}
-        with self._stream_in_place(block, stream), self._captured(groups, inputs, stop), torch.no_grad():
-            try:
-                output = self.map.block_modules[block](hidden_CLH, **arguments)
-            except _StopForward:
-                return None, inputs
-        return (output[0] if isinstance(output, tuple) else output), inputs
+        captured = _Captured()
+
+        def run(hidden_CLH: Tensor) -> tuple[Tensor | None, dict[str, Tensor]]:
+            arguments = self._arguments[tuple(hidden_CLH.shape[:2])][block]
+            inputs = captured.inputs = {}
+            with torch.no_grad():
+                try:
+                    output = self.map.block_modules[block](hidden_CLH, **arguments)
+                except _StopForward:
+                    return None, inputs
+            return (output[0] if isinstance(output, tuple) else output), inputs
+
+        with self._stream_in_place(block, stream), self._captured(groups, captured, stop):
+            return run_side_by_side(run, hidden_states)
 
     @contextmanager
     def fully_quantized(self) -> Iterator[nn.Module]:
@@ -164,10 +178,10 @@ class TwoStreamModel:
                 self.installed[name].group_activation.clear()
 
     @contextmanager
-    def _captured(self, groups: Sequence[Group], inputs: dict[str, Tensor], stop: bool) -> Iterator[None]:
+    def _captured(self, groups: Sequence[Group], captured: _Captured, stop: bool) -> Iterator[None]:
         def hook_for(group: Group, is_last: bool) -> Any:
             def hook(_: nn.Module, positional: tuple[Tensor, ...]) -> None:
-                inputs[group.name] = positional[0]
+                captured.inputs[group.name] = positional[0]
                 if is_last:
                     raise _StopForward
 

@@ -143,9 +143,9 @@ def test_replaying_a_block_gives_the_same_output(kind: Kind) -> None:
     model = TwoStreamModel(make_tiny_subject(kind).map)
     tokens_CL = make_tiny_tokens(2, 40)
     hidden_CLH = model.embed(tokens_CL)
-    first, _ = model.run_block(0, hidden_CLH, "reference")
+    ((first, _),) = model.run_block(0, [hidden_CLH], "reference")
     for _ in range(3):
-        again, _ = model.run_block(0, hidden_CLH, "reference")
+        ((again, _),) = model.run_block(0, [hidden_CLH], "reference")
         assert first is not None
         assert again is not None
         assert torch.equal(first, again)
@@ -158,7 +158,7 @@ def test_blocks_replayed_one_by_one_are_the_whole_model(kind: Kind) -> None:
     tokens_CL = make_tiny_tokens(2, 40)
     hidden_CLH = model.embed(tokens_CL)
     for block in range(3):
-        leaving, _ = model.run_block(block, hidden_CLH, "reference")
+        ((leaving, _),) = model.run_block(block, [hidden_CLH], "reference")
         assert leaving is not None
         hidden_CLH = leaving
     with torch.no_grad():
@@ -179,7 +179,7 @@ def test_blocks_are_plain_again_after_a_failure() -> None:
     install(streams, naive, "blocks.0.q", transform_index=0)
     model = streams.model
     with pytest.raises(KeyError):
-        model.run_block(0, torch.zeros(7, 7, 64), "quantized")
+        model.run_block(0, [torch.zeros(7, 7, 64)], "quantized")
     with pytest.raises(RuntimeError), model.fully_quantized():
         raise RuntimeError
     assert not any(model.map.is_replaced(layer) for layer in model.map.layers)
@@ -252,7 +252,7 @@ def test_no_activation_is_kept_after_a_block_was_stopped_or_finished() -> None:
     k_module = streams.model.installed["blocks.0.k"]
     handle = k_module.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("stop here")))
     with pytest.raises(RuntimeError, match="stop here"):
-        streams.model.run_block(0, hidden_CLH, "quantized")
+        streams.model.run_block(0, [hidden_CLH], "quantized")
     handle.remove()
     assert k_module.group_activation._kept.encoded is None
 
