@@ -262,12 +262,24 @@ def _with_absolute_paths(recipe: Recipe) -> Recipe:
     if isinstance(recipe.corpus, TextCorpus):
         changes["corpus"] = recipe.corpus.model_copy(update={"path": recipe.corpus.path.expanduser().absolute()})
     reference = recipe.subject.reference
-    if reference.startswith(("/", "./", "../", "~")) or "/" in reference and os.path.exists(reference):
+    if reference.startswith(("/", "./", "../", "~")) or (os.path.exists(reference) and not _is_shipped(reference)):
         absolute = str(Path(reference).expanduser().absolute())
         changes["subject"] = recipe.subject.model_copy(update={"reference": absolute})
+    campaign: dict[str, Any] = {}
     if recipe.campaign.out is not None:
-        changes["campaign"] = recipe.campaign.model_copy(update={"out": recipe.campaign.out.expanduser().absolute()})
+        campaign["out"] = recipe.campaign.out.expanduser().absolute()
+    seed_program = recipe.campaign.seed_program
+    if "/" in seed_program or seed_program.endswith(".py"):
+        campaign["seed_program"] = str(Path(seed_program).expanduser().absolute())
+    if campaign:
+        changes["campaign"] = recipe.campaign.model_copy(update=campaign)
     return recipe.model_copy(update=changes)
+
+
+def _is_shipped(reference: str) -> bool:
+    from evaluators.subjects import SHIPPED  # imports torch: only where a path of that name exists
+
+    return reference in SHIPPED
 
 
 def _sentence(detail: ErrorDetails, data: Mapping[str, Any]) -> str:

@@ -189,6 +189,24 @@ def test_odd_paths_are_told_too(reference: str) -> None:
         read_program(reference)
 
 
+def test_paths_are_found_again_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "nano-llama"):
+        (tmp_path / name).mkdir()
+    data = {
+        "campaign": {"name": "t", "budget_calls": 4, "seed_program": "seed.py", "out": "run"},
+        "subject": {"reference": "mine"},
+        "corpus": {"kind": "sampled"},
+    }
+    loaded = parse_recipe(data)
+    assert loaded.campaign.seed_program == str(tmp_path / "seed.py")
+    assert loaded.campaign.out == tmp_path / "run"
+    assert loaded.subject.reference == str(tmp_path / "mine")
+    shipped = parse_recipe(data | {"subject": {"reference": "nano-llama"}})
+    assert shipped.subject.reference == "nano-llama", "a folder of that name does not hide what is shipped"
+    assert parse_recipe(data | {"campaign": {"name": "t", "budget_calls": 4}}).campaign.seed_program == "rtn"
+
+
 def test_a_split_of_one_chunk_is_refused() -> None:
     subject = make_tiny_subject()
     corpus: Corpus = make_tiny_corpus(subject, counts={"search": 1})

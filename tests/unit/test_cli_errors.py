@@ -1,0 +1,42 @@
+"""Whose mistake it is decides the exit code; what is told is one message without control characters or traceback."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+
+from evaluators.errors import CorpusError, HostError, SandboxUnavailableError, SubjectError
+from forge.cli.errors import told_in_one_sentence
+from forge.errors import ProposerError, RecipeError
+from forge.run_folder import RunFolderError
+from hypotheses.ledger.errors import LedgerBusy, LedgerStorageError
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (RecipeError("no such key"), 2, "quantforge: no such key\n"),
+        (RunFolderError("it exists"), 2, "quantforge: it exists\n"),
+        (ProposerError("no key"), 2, "quantforge: no key\n"),
+        (SubjectError("no model"), 2, "quantforge: no model\n"),
+        (CorpusError("too short"), 2, "quantforge: too short\n"),
+        (SandboxUnavailableError("no bwrap"), 2, "quantforge: no bwrap\n"),
+        (LedgerBusy("in use"), 2, "quantforge: in use\n"),
+        (LedgerStorageError("the disk is full"), 1, "quantforge: the host failed: the disk is full\n"),
+        (HostError("no memory"), 1, "quantforge: the host failed: no memory\n"),
+        (KeyboardInterrupt(), 130, "quantforge: interrupted; `quantforge resume` goes on where it stopped\n"),
+        (RecipeError("a\nb \x1b[2J\udc80"), 2, "quantforge: a\nb \\x1b[2J\\udc80\n"),
+    ],
+)
+def test_errors_become_exit_codes(
+    error: BaseException, code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as info, told_in_one_sentence():
+        raise error
+    assert info.value.exit_code == code
+    assert capsys.readouterr() == ("", told)
+
+
+def test_a_mistake_of_ours_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError), told_in_one_sentence():
+        raise ZeroDivisionError
