@@ -171,7 +171,9 @@ class Campaign:
         )
 
     def _rules(self, incumbent: Scored) -> Rules:
-        tried = [p for p in self._ledger.programs() if p.origin in ("seed", "candidate", "control")]
+        # A control that was written down but never run has been tried by nobody; twins exist to be compared, not to be tried.
+        evaluated = {evaluation.program_id for evaluation in self._ledger.evaluations()}
+        tried = [p for p in self._ledger.programs() if p.origin in ("seed", "candidate") or p.id in evaluated]
         digests = {
             str(screening.evidence.get("smoke_digest"))
             for program in tried
