@@ -493,6 +493,7 @@ def test_without_isolation_the_label_says_so_and_limits_hold() -> None:
         report, _ = run(host, DAEMON + "time.sleep(100)")
         assert report.outcome is Outcome.TIMED_OUT, report
         assert not [line for line in _descendants() if b"survivor" in line]
+    with WorkerHost(NoIsolation(), Limits(wall_s=60, memory_bytes=1 << 30)) as host:
         report, _ = run(host, MEMORY["private"])
         assert report.outcome is Outcome.OUT_OF_MEMORY, report
 
