@@ -79,6 +79,7 @@ def launch(recipe: Recipe, out: Path, progress: Progress) -> Outcome:
         catalogue=catalogue_hash(),
     )
     folder = RunFolder.create(out, recipe_toml=dump(recipe), environment=environment)
+    progress.milestone(f"run folder {folder.root}; `quantforge resume {folder.root}` goes on after an interruption")
     try:
         ledger = Ledger.create(folder.ledger, _campaign_record(recipe, subject, corpus, proposer, isolation))
     except BaseException:
@@ -102,6 +103,7 @@ def relaunch(root: Path, progress: Progress) -> Outcome:
     recipe = load_recipe(folder.recipe)
     with Ledger.open(folder.ledger) as ledger:
         campaign = ledger.campaign()
+        progress.milestone(f"walking again through what {folder.root} holds; nothing recorded is paid for twice")
         subject = load_subject(recipe.subject.reference, device=recipe.subject.device)
         corpus = load_corpus(recipe.corpus, subject)
         isolation = make_isolation(recipe)

@@ -140,6 +140,7 @@ class Summary:
     noise_floor: float | None
     draw_variance: float | None
     figures: tuple[Figure, ...]
+    best_by_class: tuple[Figure, ...]
     observations: tuple[ObservationRow, ...]
     required_edits: tuple[EditRow, ...]
     refusals: tuple[RefusalRow, ...]
@@ -188,6 +189,7 @@ def summarize(ledger: Ledger) -> Summary:
         noise_floor=noise[0].floor if noise else None,
         draw_variance=noise[0].draw_variance if noise else None,
         figures=tuple(_figures(ledger)),
+        best_by_class=tuple(_best_by_class(ledger)),
         observations=observations,
         required_edits=tuple(_edits(ledger)),
         refusals=tuple(
@@ -224,6 +226,41 @@ def _figures(ledger: Ledger) -> list[Figure]:
         _figure(f"best: {ledger.program(history[-1].program_id).title}", history[-1].program_id, best, base, seed.nll)
     )
     return figures
+
+
+def _best_by_class(ledger: Ledger) -> list[Figure]:
+    """Return the best candidate of each contract class other than the incumbent's, as it scored on the search split."""
+    history = ledger.incumbents()
+    if not history:
+        return []
+    seed, best = ledger.evaluation(history[0].evaluation_id), ledger.evaluation(history[-1].evaluation_id)
+    found: dict[str, Evaluation] = {}
+    full = None
+    for evaluation in ledger.evaluations():
+        result = evaluation.result
+        if evaluation.split != "search" or result is None or evaluation.nll is None:
+            continue
+        if evaluation.program_id is None:
+            full = evaluation.nll
+        elif evaluation.kind == "candidate" and result.contract_class not in (None, _class_of(best)):
+            other = found.get(str(result.contract_class))
+            if other is None or other.nll is None or evaluation.nll < other.nll:
+                found[str(result.contract_class)] = evaluation
+    return [
+        _figure(
+            f"best {name}: {ledger.program(found[name].program_id or '').title}",
+            found[name].program_id or "",
+            found[name],
+            full,
+            seed.nll,
+        )
+        for name in ("folded", "online", "corrected")
+        if name in found
+    ]
+
+
+def _class_of(evaluation: Evaluation) -> str | None:
+    return evaluation.result.contract_class if evaluation.result else None
 
 
 def _figure(name: str, program_id: str, evaluation: Evaluation, base: float | None, seed: float | None) -> Figure:

@@ -8,12 +8,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from forge.cli.printing import in_cell, print_line
+from forge.cli.printing import in_cell, make_table, print_line, print_table
 from forge.launch import Outcome, launch, relaunch
 from forge.plain_text import first_line
 from forge.progress import TerminalProgress
 from forge.recipe import Overrides, Recipe, load_recipe
-from forge.summary import EditRow, ObservationRow, Summary
+from forge.summary import EditRow, Figure, ObservationRow, Summary
 
 RUNS = Path("runs/out")
 
@@ -78,7 +78,8 @@ def print_summary(summary: Summary, console: Console) -> None:
     print_edits(summary.required_edits, console)
     refused = [row for row in summary.refusals if row.kind == "candidate"]
     if refused:
-        print_line(console, f"{len(refused)} candidates refused before any call:", style="bold", gap=True)
+        noun = "candidate" if len(refused) == 1 else "candidates"
+        print_line(console, f"{len(refused)} {noun} refused before any call:", style="bold", gap=True)
         for row in refused:
             print_line(console, f"  turn {row.turn}: {row.stage}: {first_line(row.reason)}")
     for violation in summary.violations:
@@ -94,10 +95,27 @@ def print_figures(summary: Summary, console: Console) -> None:
     print_line(console, summary.corpus_protocol, style="dim")
     if summary.sandbox == "none":
         print_line(console, "NO SANDBOX: programs ran without isolation", style="bold red")
-    table = Table()
-    for heading in ("", "nats/token", "perplexity", "damage", "recovery", "bits", "class"):
-        table.add_column(heading, justify="left" if heading in ("", "class") else "right")
-    for figure in summary.figures:
+    if summary.figures:
+        print_table(console, _figures_table(summary.figures + summary.best_by_class))
+        print_line(
+            console, "on the search split, which chose the programs; confirmed effects are on other text", style="dim"
+        )
+    else:
+        print_line(console, "nothing is scored yet")
+    budget = summary.budget
+    floor = "not measured" if summary.noise_floor is None else f"{summary.noise_floor:.5f} nats/token"
+    print_line(
+        console,
+        f"calls: {budget.used} of {budget.total} used, {budget.reserved} reserved, {budget.free} free; "
+        f"{budget.num_setup} set-up runs apart; noise floor {floor}",
+    )
+
+
+def _figures_table(figures: tuple[Figure, ...]) -> Table:
+    table = make_table(
+        "", "nats/token", "perplexity", "damage", "recovery", "bits", "class", text=frozenset({"", "class"})
+    )
+    for figure in figures:
         table.add_row(
             in_cell(figure.name),
             f"{figure.nll:.4f}",
@@ -107,14 +125,7 @@ def print_figures(summary: Summary, console: Console) -> None:
             "-" if figure.effective_bits is None else f"{figure.effective_bits:.2f}",
             figure.contract_class or "-",
         )
-    console.print(table)
-    budget = summary.budget
-    floor = "not measured" if summary.noise_floor is None else f"{summary.noise_floor:.5f} nats/token"
-    print_line(
-        console,
-        f"calls: {budget.used} of {budget.total} used, {budget.reserved} reserved, {budget.free} free; "
-        f"{budget.num_setup} set-up runs apart; noise floor {floor}",
-    )
+    return table
 
 
 def print_observation(observation: ObservationRow, console: Console) -> None:
@@ -133,12 +144,13 @@ def print_observation(observation: ObservationRow, console: Console) -> None:
         for row in rival.predictions:
             predicted = f"{row.low:.2f} .. {row.high:.2f}"
             if row.measured is None:
-                measured = "not run" if not row.chosen else "no evidence"
+                measured = "not run" if not row.chosen else "without evidence"
             else:
                 low, high = row.measured_low, row.measured_high
                 around = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
                 measured = f"{row.measured:.2f}{around}{' outside' if row.failed else ''}"
-            print_line(console, f"    {row.control}: predicted {predicted}, measured {measured}")
+            verb = "" if row.measured is None else "measured "
+            print_line(console, f"    {row.control}: predicted {predicted}, {verb}{measured}")
 
 
 def print_edits(edits: tuple[EditRow, ...], console: Console) -> None:

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from evaluators.corpora import load_corpus
 from evaluators.evaluator import Evaluator
 from evaluators.results import EvaluationResult
 from evaluators.subjects import load_subject
-from forge.cli.printing import in_cell, print_block, print_line
+from forge.cli.printing import in_cell, make_table, print_block, print_line, print_table
 from forge.errors import RecipeError
 from forge.launch import make_isolation, open_evaluator, read_program, require_pairs
 from forge.recipe import Overrides, load_recipe
@@ -43,6 +42,9 @@ def evaluate_program(
     """Evaluate one program; return whether it was scored."""
     source = read_program(program)
     with _evaluator(recipe, subject, corpus, sandbox, split) as evaluator:
+        print_line(
+            Console(stderr=True), f"evaluating {program} on the {split} split, calibration draw {draw}", style="dim"
+        )
         result = evaluator.evaluate(source, split=_split(split), draw=draw)
         base = evaluator.full_precision_nll(_split(split))
         protocol = evaluator.corpus.protocol
@@ -50,7 +52,7 @@ def evaluate_program(
     if emit is not None:
         emit(row | {"protocol": protocol, "chunk_nll": list(result.chunk_nll), "log": result.program_log})
     else:
-        _print_rows([row], protocol, console)
+        _print_rows([row], protocol, console, full_precision=_mean(base))
         if result.program_log:
             print_block(console, "the program's own words:\n" + result.program_log, style="dim")
     return result.outcome.is_scored
@@ -154,40 +156,34 @@ def _print_rows(
     rows: list[dict[str, Any]], protocol: str, console: Console, *, full_precision: float | None = None
 ) -> None:
     print_line(console, protocol, style="dim")
-    table = Table()
-    for heading in (
-        "program",
-        "nats/token",
-        "perplexity",
-        "damage",
-        "effect on first",
-        "recovery",
-        "bits",
-        "class",
-        "s",
-    ):
-        table.add_column(heading)
+    compares = ("effect on first", "recovery") if len(rows) > 1 else ()
+    table = make_table(
+        "program", "nats/token", "perplexity", "damage", *compares, "bits", "class", "seconds",
+        text=frozenset({"program", "class"}),
+    )  # fmt: skip
+    dashes = ["-"] * (len(compares) + 3)
     if full_precision is not None:
-        table.add_row(
-            "full precision", f"{full_precision:.4f}", f"{math.exp(full_precision):.3f}", "0", "-", "-", "-", "-", "-"
-        )
+        table.add_row("full precision", f"{full_precision:.4f}", f"{math.exp(full_precision):.3f}", "-", *dashes)
     for row in rows:
         if row["nll"] is None:
-            table.add_row(in_cell(row["program"]), in_cell(row["outcome"]), *["-"] * 7)
+            table.add_row(in_cell(row["program"]), in_cell(row["outcome"]), "-", "-", *dashes)
             continue
         effect, error, recovery = row["effect_on_first"], row["standard_error"], row["recovery"]
+        paired = (
+            "-" if effect is None else f"{effect:+.4f} +- {error:.4f}",
+            "-" if recovery is None else f"{100 * recovery:.1f}%",
+        )[: len(compares)]
         table.add_row(
             in_cell(row["program"]),
             f"{row['nll']:.4f}",
             "-" if row["perplexity"] is None else f"{row['perplexity']:.3f}",
             f"{row['damage']:.4f}",
-            "-" if effect is None else f"{effect:+.4f} +- {error:.4f}",
-            "-" if recovery is None else f"{100 * recovery:.1f}%",
+            *paired,
             f"{row['effective_bits']:.2f}",
             row["contract_class"],
             f"{row['wall_s']:.1f}",
         )
-    console.print(table)
+    print_table(console, table)
     for row in rows:
         if row["nll"] is None:
             print_block(console, f"{row['program']}: {row['outcome']}: {row['reason']}")

@@ -8,10 +8,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.syntax import Syntax
-from rich.table import Table
 
 from forge.cli.campaigns import print_edits, print_figures, print_observation, print_summary
-from forge.cli.printing import in_cell, print_block, print_line
+from forge.cli.printing import in_cell, make_table, print_block, print_line, print_table
 from forge.errors import ForgeError
 from forge.plain_text import spell_out
 from forge.run_folder import RunFolder
@@ -70,9 +69,10 @@ def _print_part(summary: Summary, what: str, console: Console) -> None:
 
 def _print_calls(summary: Summary, console: Console) -> None:
     print_figures(summary, console)
-    table = Table()
-    for heading in ("turn", "kind", "program", "id", "split", "draw", "outcome", "nats/token", "bits", "seconds", ""):
-        table.add_column(heading)
+    table = make_table(
+        "turn", "kind", "program", "id", "split", "draw", "outcome", "nats/token", "bits", "seconds", "",
+        text=frozenset({"kind", "program", "id", "split", "outcome", ""}),
+    )  # fmt: skip
     for row in summary.calls:
         table.add_row(
             "-" if row.turn is None else str(row.turn),
@@ -87,7 +87,7 @@ def _print_calls(summary: Summary, console: Console) -> None:
             f"{row.wall_s:.1f}",
             "promoted" if row.promoted else "",
         )
-    console.print(table)
+    print_table(console, table)
 
 
 def _show_program(ledger: Ledger, program_id: str, console: Console, emit: Emit | None) -> None:

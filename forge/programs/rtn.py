@@ -1,11 +1,11 @@
-"""A staged program for strict MXFP4. As it stands, round to nearest (RTN): the seed of every search.
+"""A staged program for strict MXFP4. Without mechanisms it is round to nearest (RTN), the seed of every search.
 
 For each layer, with blocks of 32 along the inputs and T the transform of its group:
 
     y = Q(T x) What^T + low-rank branch,    What = decode(encode(W T^-1))
 
-Every weight and activation takes its nearest code under the `even` scale rule; no transform, no branch, nothing measured.
-Mechanisms enter through the four stages below; each says in its own text what it computes.
+RTN has T = 1, no branch, and the nearest code under the `even` scale rule for every weight and activation. The mechanisms
+listed below change that through the four stages; each says in its own text what it computes.
 """
 
 from forge_kernels import ActivationRule, encode, transform_weight
