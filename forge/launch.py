@@ -103,7 +103,6 @@ def relaunch(root: Path, progress: Progress) -> Outcome:
     recipe = load_recipe(folder.recipe)
     with Ledger.open(folder.ledger) as ledger:
         campaign = ledger.campaign()
-        progress.milestone(f"walking again through what {folder.root} holds; nothing recorded is paid for twice")
         subject = load_subject(recipe.subject.reference, device=recipe.subject.device)
         corpus = load_corpus(recipe.corpus, subject)
         isolation = make_isolation(recipe)
@@ -119,6 +118,7 @@ def relaunch(root: Path, progress: Progress) -> Outcome:
                     f"the {what} of this run was {then} and is now {now}: figures would not be comparable; "
                     "bring back what it was, or start a new run"
                 )
+        progress.milestone(f"walking again through what {folder.root} holds; nothing recorded is paid for twice")
         seed_source = ledger.programs(origin="seed")[0].source if ledger.programs(origin="seed") else None
         return _run(
             recipe,
