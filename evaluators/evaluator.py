@@ -29,8 +29,9 @@ from evaluators.artifact_store import ArtifactStore
 from evaluators.contract import Contract
 from evaluators.corpora import Corpus
 from evaluators.error_map import error_map
-from evaluators.errors import HostError, ProgramError
+from evaluators.errors import HostError, ProgramError, SubjectError
 from evaluators.evidence import collect_evidence
+from evaluators.leak_checks import find_leak
 from evaluators.limits import Limits
 from evaluators.results import SPLITS, EvaluationResult, Evidence, LayerError, Outcome, Split
 from evaluators.sandbox import Isolation
@@ -96,6 +97,11 @@ class Evaluator:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def abort(self) -> None:
+        """End the program that runs now, from any thread: its evaluation is over soon and means nothing."""
+        self._host.abort()
+        self._smoke_host.abort()
 
     def close(self) -> None:
         """End the workers that wait for the next program."""
@@ -285,11 +291,23 @@ class Evaluator:
         return self._references[key]
 
     def _score(self, artifact: Artifact | None, tokens_CL: Tensor) -> tuple[float, ...]:
-        """Score an artifact on a pristine subject, or the subject itself."""
-        batch_size = max(1, BATCH_TOKENS // int(tokens_CL.shape[1]))
+        """Score an artifact on a pristine subject, or the subject itself, after checks for leaks.
+
+        Raises:
+            SubjectError: the subject itself is not causal, or its losses depend on the batch.
+            HostError: the subject is causal, but the quantized model is not: a fault of ours.
+        """
+        # On a CPU small batches are as fast as large ones, and a chunk alone is scored the same in any company, bit for bit.
+        batch_size = max(1, BATCH_TOKENS // int(tokens_CL.shape[1])) if tokens_CL.is_cuda else 1
         if artifact is None:
+            leak = find_leak(self.subject.model, tokens_CL, check_batches=True)
+            if leak is not None:
+                raise SubjectError(f"{self.subject.name!r} cannot be scored: {leak}")
             return score(self.subject.model, tokens_CL, batch_size)
         with apply_artifact(artifact, self.subject, self.contract).fully_quantized() as model:
+            leak = find_leak(model, tokens_CL, check_batches=False)
+            if leak is not None:
+                raise HostError(f"artifact {artifact.hash} cannot be scored: {leak}")
             return score(model, tokens_CL, batch_size)
 
 
