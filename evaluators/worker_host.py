@@ -87,6 +87,7 @@ class WorkerHost:
         # One thread starts all workers: a worker dies with the thread that started it.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker-starter")
         self._waiting: Future[Worker] | None = None
+        self._running: Worker | None = None
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -122,11 +123,13 @@ class WorkerHost:
             return WorkerReport(outcome=Outcome.CRASHED, reason=reason, log_tail="", wall_s=0.0)
         worker = self._take_worker()
         start = time.monotonic()
+        self._running = worker
         try:
             worker.begin()
             verdict = self._serve(worker, source, server, seed)
             wall_s = time.monotonic() - start
         finally:
+            self._running = None
             worker.end()
             if not self._closed:
                 self.prestart()
@@ -137,6 +140,12 @@ class WorkerHost:
         return WorkerReport(
             outcome=outcome, reason=_printable(reason), log_tail=_printable(worker.output.text()), wall_s=wall_s
         )
+
+    def abort(self) -> None:
+        """Kill the worker that runs a program now, from any thread; `run` returns soon, with a report that means nothing."""
+        running = self._running
+        if running is not None:
+            running.kill()
 
     def close(self) -> None:
         """Kill the waiting worker; afterwards no process, thread or descriptor of this host is left."""

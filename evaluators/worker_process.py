@@ -117,6 +117,11 @@ class Worker:
         self._threads.append(threading.Thread(target=self._watch_memory, name="worker-memory", daemon=True))
         self._threads[-1].start()
 
+    def kill(self) -> None:
+        """Kill the worker and wake the thread that serves it, which goes on to `end`; from any thread."""
+        self.sandbox.process.kill()
+        self.channel.shutdown()
+
     def end(self) -> None:
         """Kill the worker with all it started, and release what it held."""
         if self._ended.is_set():
@@ -182,8 +187,7 @@ class Worker:
         with self._lock:
             if self.verdict is None and not self._ended.is_set():
                 self.verdict = verdict
-        self.sandbox.process.kill()
-        self.channel.shutdown()
+        self.kill()
 
     def _look(self) -> Verdict | None:
         limits = self._limits

@@ -1,15 +1,19 @@
 """A campaign: set up, then turn after turn until calls, turns or ideas run out.
 
 One turn: diagnose the incumbent, ask for an edit, screen it, buy one evaluation, retain by score, explain a clear difference,
-run the controls, decide, require. `resume` walks the same way again: every reply, run and verdict that the ledger holds is
-taken from there, so a killed campaign goes on where it stopped and pays for nothing twice.
+run the controls, decide, require. With several evaluators as many turns are drafted from one incumbent, evaluated side by side
+and then judged one after the other, each against the incumbent of that moment.
+
+`resume` walks the same way again: every reply, run and verdict that the ledger holds is taken from there, so a killed campaign
+goes on where it stopped and pays for nothing twice.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forge.desk import Desk, effect_on, probe_evidence
+from forge.confirming import Confirmer, Declaration
+from forge.desk import Call, Desk, effect_on, probe_evidence
 from forge.errors import ProposerError, ProposerExhausted
 from forge.explaining import Explainer
 from forge.interview import Interview
@@ -38,6 +42,15 @@ SIMPLIFYING = ("remove", "replace")
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Drafted:
+    """An accepted candidate that waits for its evaluation."""
+
+    turn: int
+    program: Program
+    proposal: ProposalReply
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ending:
     """Why a campaign stopped. `failed` when the proposer could not be used: the exit code says so."""
 
@@ -57,6 +70,7 @@ class Campaign:
         interview: Interview,
         board: EditBoard,
         explainer: Explainer,
+        confirmer: Confirmer,
         noise: NoiseModel,
         progress: Progress,
     ) -> None:
@@ -67,13 +81,15 @@ class Campaign:
         self._interview = interview
         self._board = board
         self._explainer = explainer
+        self._confirmer = confirmer
         self._noise = noise
         self._progress = progress
 
     def run(self) -> Ending:
-        """Walk turns until something ends the campaign, and note what it was."""
+        """Walk turns until something ends the campaign, declare its best, and note what ended it."""
         ending = self._walk()
         turn = max((proposal.turn for proposal in self._ledger.proposals()), default=0)
+        self._declare(turn)
         self._ledger.add_note(NewNote(turn=turn, topic="end", text=ending.reason))
         self._progress.milestone(f"ended: {ending.reason}")
         return ending
@@ -81,23 +97,57 @@ class Campaign:
     def _walk(self) -> Ending:
         rules = self._recipe.campaign
         refused_in_a_row = 0
-        for turn in range(1, rules.max_turns + 1):
+        turn = 1
+        while turn <= rules.max_turns:
             if self._ledger.budget().free < 1:
                 return Ending(reason="all evaluator calls are spent")
+            if self._confirmer.spendable() < 1:
+                return Ending(reason="the last evaluator call is kept to measure the best program again")
+            size = self._turns_at_once(turn)
             try:
-                spent = self._turn(turn)
+                spent = self._turns(range(turn, turn + size))
             except ProposerExhausted as done:
                 return Ending(reason=str(done))
             except ProposerError as error:
                 return Ending(reason=f"the proposer cannot go on: {error}", failed=True)
             except BudgetExhausted:
                 return Ending(reason="all evaluator calls are spent")
-            refused_in_a_row = 0 if spent else refused_in_a_row + 1
+            turn += size
+            refused_in_a_row = 0 if spent else refused_in_a_row + size
             if refused_in_a_row >= rules.max_consecutive_refusals:
                 return Ending(
                     reason=f"{refused_in_a_row} turns in a row ended without a program to evaluate", failed=True
                 )
         return Ending(reason=f"{rules.max_turns} turns are over")
+
+    def _turns_at_once(self, turn: int) -> int:
+        """Return how many turns to draft before any is evaluated; one while a required edit blocks the line."""
+        if any(record.blocks for record in self._board.open()):
+            return 1
+        return min(
+            self._recipe.evaluation.workers, self._confirmer.spendable(), self._recipe.campaign.max_turns - turn + 1
+        )
+
+    def _declare(self, turn: int) -> None:
+        """Measure the best program again where that is due, and say which one the campaign stands for."""
+        declaration = self._confirmer.declare(self._desk)
+        assert declaration is not None, "the seed is scored at set-up"
+        text = f"{declaration.best.program.id} ({declaration.best.program.title}) is declared the best: "
+        effect = declaration.confirmation.effect if declaration.confirmation else None
+        if effect is None:
+            text += "it is the seed"
+        else:
+            text += f"measured again it is {effect.mean:+.4f} +- {effect.standard_error:.4f} nats/token from its parent"
+        for title, reason in declaration.passed_over:
+            text += f"; not {title}: {reason}"
+        self._ledger.add_note(NewNote(turn=turn, topic="declared", text=text))
+        self._progress.milestone(text)
+
+    def declared(self) -> Declaration:
+        """Return what the ended campaign stands for."""
+        declaration = self._confirmer.declare()
+        assert declaration is not None, "the seed is scored at set-up"
+        return declaration
 
     def incumbent(self) -> Scored:
         """Return the best valid program so far."""
@@ -107,23 +157,37 @@ class Campaign:
             program=self._ledger.program(stored.program_id), evaluation=self._ledger.evaluation(stored.evaluation_id)
         )
 
-    def _turn(self, turn: int) -> bool:
-        """Walk one turn; return whether a candidate was evaluated."""
-        incumbent = self.incumbent()
-        self._show_state(incumbent)
-        draft = self._propose(turn, incumbent)
-        if draft is None:
-            return False
-        program, proposal = draft
-        evaluation = self._desk.evaluate(
-            program,
-            "candidate",
+    def _turns(self, turns: range) -> bool:
+        """Walk some turns that start from one incumbent; return whether a candidate was evaluated."""
+        parent = self.incumbent()
+        self._show_state(parent)
+        drafts: list[_Drafted] = []
+        ended: ProposerError | ProposerExhausted | None = None
+        for turn in turns:
+            try:
+                accepted = self._propose(turn, parent)
+            except (ProposerError, ProposerExhausted) as error:
+                # What was drafted before is evaluated all the same.
+                ended = error
+                break
+            if accepted is not None:
+                drafts.append(_Drafted(turn=turn, program=accepted[0], proposal=accepted[1]))
+        evaluations = list(self._desk.evaluate_all(self._candidate(draft) for draft in drafts))
+        for draft, evaluation in zip(drafts, evaluations, strict=True):
+            self._judge(draft, parent, evaluation)
+        if ended is not None:
+            raise ended
+        return bool(drafts)
+
+    def _candidate(self, draft: _Drafted) -> Call:
+        claims = "; ".join(f"{claim.name} through {claim.cause}" for claim in draft.proposal.mechanisms)
+        return Call(
+            program=draft.program,
+            kind="candidate",
             seed=self._recipe.campaign.seed,
-            turn=turn,
-            why="; ".join(f"{claim.name} through {claim.cause}" for claim in proposal.mechanisms) or "a plain edit",
+            turn=draft.turn,
+            why=claims or "a plain edit",
         )
-        self._judge(turn, incumbent, program, evaluation, proposal)
-        return True
 
     def _propose(self, turn: int, incumbent: Scored) -> tuple[Program, ProposalReply] | None:
         """Ask for a candidate, with one repair; return it stored and screened, or None when it was refused twice."""
@@ -189,9 +253,9 @@ class Campaign:
             allowed_class=self._recipe.campaign.contract_class,
         )
 
-    def _judge(
-        self, turn: int, incumbent: Scored, program: Program, evaluation: Evaluation, proposal: ProposalReply
-    ) -> None:
+    def _judge(self, draft: _Drafted, parent: Scored, evaluation: Evaluation) -> None:
+        """Retain a candidate by its score against the incumbent of this moment, and explain a clear effect on its parent."""
+        turn, program, proposal = draft.turn, draft.program, draft.proposal
         result = scored(evaluation)
         records = {record.key: record for record in self._board.open()}
         addressed = [records[key] for key in proposal.discharges if key in records]
@@ -199,14 +263,16 @@ class Campaign:
             assert evaluation.result is not None
             self._progress.milestone(f"{program.title}: {evaluation.result.outcome}. {evaluation.result.reason}")
             return
-        effect = effect_on(incumbent.result, result, self._noise)
+        effect = effect_on(parent.result, result, self._noise)
         sigma = self._recipe.statistics.promotion_sigma
         executed = self._check_edits(turn, program, evaluation, addressed, worse=effect.z < -sigma)
+        incumbent = self.incumbent()
         retention = judge(
-            effect,
+            effect_on(incumbent.result, result, self._noise),
             result,
             incumbent.result,
             promotion_sigma=sigma,
+            noise_floor=self._noise.floor,
             allowed=self._recipe.campaign.contract_class,
             simplifies=any(record.edit.kind in SIMPLIFYING for record in executed),
         )
@@ -215,7 +281,7 @@ class Campaign:
         surprising = effect.z <= -self._recipe.statistics.trigger_sigma and self._recipe.statistics.explain_losses
         if effect.z >= self._recipe.statistics.trigger_sigma or surprising:
             claims = tuple((claim.name, claim.cause) for claim in proposal.mechanisms)
-            self._explainer.explain(turn, incumbent, child, claims)
+            self._explainer.explain(turn, parent, child, claims)
 
     def _retain(self, turn: int, program: Program, evaluation: Evaluation, retention: Retention) -> None:
         if retention.promoted:

@@ -2,13 +2,20 @@
 
 An evaluation that the ledger holds already is returned as it stands and costs nothing: that is how a resumed campaign walks
 again over what it did before. A host error leaves the call reserved; the next process takes it over at no charge.
+
+Several calls may run side by side, but one thread reserves and settles all of them, so that a call is never started twice
+nor beyond the budget, and the record of a campaign with one worker has one order.
 """
 
 from __future__ import annotations
 
 import ast
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
 
-from evaluators.evaluator import Evaluator
+from evaluators.pool import EvaluatorPool, Job
 from evaluators.results import EvaluationResult, LayerError, Split
 from forge import program_source
 from forge.noise import NoiseModel
@@ -24,58 +31,125 @@ CALIBRATION_OPERATIONS = frozenset({"inputs", "second_moment", "output_error"})
 """Calls whose answers depend on the calibration draw."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What one evaluator call is for. `why` is shown to the person who watches, and is not stored."""
+
+    program: Program
+    kind: EvaluationKind
+    split: Split = "search"
+    draw: int = 0
+    seed: int = 0
+    turn: int | None = None
+    control_id: str | None = None
+    observation_id: str | None = None
+    reference_artifact: str | None = None
+    why: str = ""
+
+
+@dataclass
+class _Running:
+    """A reserved call. run: its future; None once `evaluation` is the settled one, or when it was found in the ledger."""
+
+    call: Call
+    evaluation: Evaluation
+    run: Future[EvaluationResult] | None = None
+
+
 class Desk:
     """Runs programs for one campaign and keeps the ledger in step."""
 
-    def __init__(self, ledger: Ledger, evaluator: Evaluator, progress: Progress) -> None:
+    def __init__(self, ledger: Ledger, evaluators: EvaluatorPool, progress: Progress) -> None:
         self._ledger = ledger
-        self._evaluator = evaluator
+        self._evaluators = evaluators
+        self._evaluator = evaluators.first
         self._progress = progress
 
-    def evaluate(
-        self,
-        program: Program,
-        kind: EvaluationKind,
-        *,
-        split: Split = "search",
-        draw: int = 0,
-        seed: int = 0,
-        turn: int | None = None,
-        control_id: str | None = None,
-        observation_id: str | None = None,
-        reference_artifact: str | None = None,
-        why: str = "",
-    ) -> Evaluation:
-        """Return the settled evaluation of `program`, running it if the ledger does not hold it yet.
+    def evaluate(self, call: Call) -> Evaluation:
+        """Return the settled evaluation of a call, running it if the ledger does not hold it yet.
 
         Raises:
             BudgetExhausted: no call is left.
         """
+        (evaluation,) = self.evaluate_all([call])
+        return evaluation
+
+    def evaluate_all(self, calls: Iterable[Call]) -> Iterator[Evaluation]:
+        """Yield the settled evaluations of calls, in order; as many run at a time as there are evaluators.
+
+        The next call is reserved only when the caller asks for more and an evaluator is free. Take all of them before another
+        call is bought here.
+
+        Raises:
+            BudgetExhausted: no call is left for the next one; those before it were yielded.
+            HostError: the host failed in one of the calls. Those that ran beside it are settled, so nothing paid for is lost.
+        """
+        waiting = iter(calls)
+        window: deque[_Running] = deque()
+        failure: Exception | None = None
+        while True:
+            while failure is None and len(window) < self._evaluators.size:
+                call = next(waiting, None)
+                if call is None:
+                    break
+                try:
+                    window.append(self._start(call))
+                except Exception as error:
+                    failure = error
+            while window and window[0].run is not None:
+                failed = self._settle_finished(window)
+                failure = failure or failed
+            if not window:
+                break
+            yield window.popleft().evaluation
+        if failure is not None:
+            raise failure
+
+    def _start(self, call: Call) -> _Running:
         evaluation = self._ledger.reserve_evaluation(
             NewEvaluation(
-                kind=kind,
-                split=split,
-                program_id=program.id,
-                draw=draw,
-                seed=seed,
-                turn=turn,
-                control_id=control_id,
-                observation_id=observation_id,
-                reference_artifact=reference_artifact,
+                kind=call.kind,
+                split=call.split,
+                program_id=call.program.id,
+                draw=call.draw,
+                seed=call.seed,
+                turn=call.turn,
+                control_id=call.control_id,
+                observation_id=call.observation_id,
+                reference_artifact=call.reference_artifact,
             )
         )
         if evaluation.is_settled and self._has_artifacts(evaluation):
             self._progress.replayed(evaluation)
-            return evaluation
-        self._progress.evaluating(program, kind, split, draw, why)
-        result = self._evaluator.evaluate(
-            program.source, split=split, draw=draw, seed=seed, reference_artifact=reference_artifact
+            return _Running(call, evaluation)
+        self._progress.evaluating(call.program, call.kind, call.split, call.draw, call.why)
+        job = Job(
+            source=call.program.source,
+            split=call.split,
+            draw=call.draw,
+            seed=call.seed,
+            reference_artifact=call.reference_artifact,
         )
-        if not evaluation.is_settled:
-            evaluation = self._ledger.settle_evaluation(evaluation.id, settlement(result))
-        self._progress.spent(self._ledger.budget())
-        self._progress.evaluated(program, evaluation)
-        return evaluation
+        return _Running(call, evaluation, self._evaluators.submit(job))
+
+    def _settle_finished(self, window: deque[_Running]) -> Exception | None:
+        """Wait for at least one run and settle those that have ended; drop those in which the host failed."""
+        wait([running.run for running in window if running.run is not None], return_when=FIRST_COMPLETED)
+        failure: Exception | None = None
+        for running in [running for running in window if running.run is not None and running.run.done()]:
+            assert running.run is not None
+            try:
+                result = running.run.result()
+            except Exception as error:
+                failure = failure or error
+                window.remove(running)
+                continue
+            running.run = None
+            if not running.evaluation.is_settled:
+                running.evaluation = self._ledger.settle_evaluation(running.evaluation.id, settlement(result))
+            self._progress.spent(self._ledger.budget())
+            self._progress.evaluated(running.call.program, running.evaluation)
+        return failure
 
     def full_precision(self, split: Split) -> Evaluation:
         """Return the setup evaluation of the full-precision subject on `split`."""

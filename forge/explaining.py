@@ -8,8 +8,9 @@ computed; the proposer has no say in it.
 
 from __future__ import annotations
 
+from forge.confirming import Confirmer
 from forge.controls import BITS_TOLERANCE, ControlProblem, build_control
-from forge.desk import Desk, effect_on, effect_on_reference, probe_evidence
+from forge.desk import Call, Desk, effect_on, probe_evidence
 from forge.interview import Interview
 from forge.noise import NoiseModel
 from forge.progress import Progress
@@ -21,6 +22,7 @@ from forge.screening import Screener
 from hypotheses.design import ControlOption, Design, design_controls
 from hypotheses.effects import PairedEffect, expected_width, family_level
 from hypotheses.ledger import (
+    Evaluation,
     Ledger,
     NewControl,
     NewDesign,
@@ -39,9 +41,6 @@ from hypotheses.probes import ProbeStatus, check_control
 from hypotheses.required_edits import check_required_edit
 from hypotheses.verdicts import ControlMeasurement, Verdict, VerdictStatus, decide
 
-CONFIRMATION_DRAW = 1
-"""Calibration draw of confirmations; searches and controls use draw 0."""
-
 
 class Explainer:
     """Explains one difference at a time."""
@@ -53,6 +52,7 @@ class Explainer:
         screener: Screener,
         interview: Interview,
         board: EditBoard,
+        confirmer: Confirmer,
         noise: NoiseModel,
         statistics: Statistics,
         progress: Progress,
@@ -63,6 +63,7 @@ class Explainer:
         self._screener = screener
         self._interview = interview
         self._board = board
+        self._confirmer = confirmer
         self._noise = noise
         self._statistics = statistics
         self._progress = progress
@@ -71,24 +72,17 @@ class Explainer:
     def explain(self, turn: int, parent: Scored, child: Scored, claims: tuple[tuple[str, str], ...]) -> None:
         """Confirm the child's effect, and when it holds turn it into verdicts and required edits."""
         search = effect_on(parent.result, child.result, self._noise)
-        if self._ledger.budget().free < 1:
+        incumbent = self._ledger.incumbent()
+        is_incumbent = incumbent is not None and incumbent.program_id == child.program.id
+        # The call that is kept to measure the incumbent again is the confirmation of that very program.
+        if (self._ledger.budget().free if is_incumbent else self._confirmer.spendable()) < 1:
             self._note(turn, "budget", "no call is left to confirm the effect of this turn")
             return
-        confirmation = self._desk.evaluate(
-            child.program,
-            "confirmation",
-            split="confirm",
-            draw=CONFIRMATION_DRAW,
-            seed=self._seed,
-            turn=turn,
-            reference_artifact=parent.result.artifact_hash,
-            why=f"does {search.mean:+.4f} nats/token hold on other text?",
-        )
-        result = scored(confirmation)
-        if result is None:
-            self._note(turn, "confirmation", f"the confirmation was not scored: {confirmation.result}")
+        confirmation = self._confirmer.confirm(self._desk, turn, parent, child)
+        confirmed = confirmation.effect
+        if confirmed is None:
+            self._note(turn, "confirmation", f"the confirmation was not scored: {confirmation.failure}")
             return
-        confirmed = effect_on_reference(result, parent.result, self._noise)
         if confirmed.mean * search.mean <= 0 or abs(confirmed.z) < self._statistics.confirm_sigma:
             self._note(
                 turn,
@@ -106,7 +100,7 @@ class Explainer:
                 search_se=search.standard_error,
                 confirmed_effect=confirmed.mean,
                 confirmed_se=confirmed.standard_error,
-                confirmation_id=confirmation.id,
+                confirmation_id=confirmation.evaluation.id,
                 body={"search": search.to_json(), "confirmed": confirmed.to_json()},
             )
         )
@@ -141,7 +135,7 @@ class Explainer:
             [p for p in explanation.predictions if p.control in {option.key for option in options}],
             options,
             widths={option.key: width for option in options},
-            budget_calls=self._ledger.budget().free,
+            budget_calls=self._confirmer.spendable(),
         )
         for key, reason in problems.items():
             self._note(turn, "control", f"control {key!r} cannot be used: {reason}")
@@ -156,9 +150,22 @@ class Explainer:
         registration = self._register(observation, usable, design, programs)
         if design.feasible:
             self._announce(usable, design)
-        measurements = [
-            self._run_control(turn, observation, registration, usable.control(key), programs[key], parent, child)
+        stored = {control.name: control for control in registration.controls}
+        runs = self._desk.evaluate_all(
+            Call(
+                program=programs[key],
+                kind="control",
+                seed=self._seed,
+                turn=turn,
+                control_id=stored[key].id,
+                observation_id=observation.id,
+                why=usable.control(key).description,
+            )
             for key in design.chosen
+        )
+        measurements = [
+            self._measure(usable.control(key), stored[key].id, programs[key], evaluation, parent, child)
+            for key, evaluation in zip(design.chosen, runs, strict=True)
         ]
         verdicts = decide(usable, confirmed, measurements, design, alpha=self._statistics.error_rate)
         self._record(registration, verdicts, measurements, confirmed)
@@ -240,26 +247,16 @@ class Explainer:
             ),
         )
 
-    def _run_control(
+    def _measure(
         self,
-        turn: int,
-        observation: Observation,
-        registration: Registration,
         control: Control,
+        control_id: str,
         program: Program,
+        evaluation: Evaluation,
         parent: Scored,
         child: Scored,
     ) -> ControlMeasurement:
-        stored = next(item for item in registration.controls if item.name == control.key)
-        evaluation = self._desk.evaluate(
-            program,
-            "control",
-            seed=self._seed,
-            turn=turn,
-            control_id=stored.id,
-            observation_id=observation.id,
-            why=control.description,
-        )
+        """Return what the paid run of a control showed, after its probe."""
         result = scored(evaluation)
         if result is None:
             assert evaluation.result is not None
@@ -277,7 +274,7 @@ class Explainer:
         )
         self._ledger.record_probe_result(
             NewProbeResult(
-                target_id=stored.id,
+                target_id=control_id,
                 program_id=program.id,
                 evaluation_id=evaluation.id,
                 kind="artifact",

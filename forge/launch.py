@@ -6,8 +6,6 @@ checked before the run folder is made.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -15,12 +13,14 @@ from pathlib import Path
 from evaluators.contract import CONTRACTS
 from evaluators.corpora import Corpus, load_corpus
 from evaluators.evaluator import Evaluator, runtime_versions
+from evaluators.pool import EvaluatorPool
 from evaluators.sandbox import BubblewrapIsolation, Isolation, NoIsolation, require_sandbox
 from evaluators.subjects import Subject, load_subject
 from forge import program_source
 from forge.asking import Asker
 from forge.campaign import Campaign, Ending
-from forge.desk import Desk
+from forge.confirming import Confirmer
+from forge.desk import Call, Desk
 from forge.errors import RecipeError
 from forge.explaining import Explainer
 from forge.interview import Interview
@@ -195,22 +195,24 @@ def make_proposer(recipe: Recipe) -> Proposer:
     return CatalogueProposer()
 
 
-@contextlib.contextmanager
-def open_evaluator(
+def open_evaluators(
     recipe: Recipe, subject: Subject, corpus: Corpus, isolation: Isolation, artifacts: Path
-) -> Iterator[Evaluator]:
-    """Yield the evaluator of a recipe; its waiting workers end with the block."""
-    with Evaluator(
-        subject,
-        corpus,
-        CONTRACTS[recipe.campaign.contract],
-        isolation,
-        recipe.limits.build(),
-        artifacts,
-        calibration_chunks=recipe.evaluation.calibration_chunks,
-        threads=recipe.evaluation.threads,
-    ) as evaluator:
-        yield evaluator
+) -> EvaluatorPool:
+    """Return the evaluators of a recipe, as many as it has workers; their waiting workers end with the pool."""
+
+    def make() -> Evaluator:
+        return Evaluator(
+            subject,
+            corpus,
+            CONTRACTS[recipe.campaign.contract],
+            isolation,
+            recipe.limits.build(),
+            artifacts,
+            calibration_chunks=recipe.evaluation.calibration_chunks,
+            threads=recipe.evaluation.threads,
+        )
+
+    return EvaluatorPool(make, recipe.evaluation.workers)
 
 
 def _campaign_record(
@@ -242,8 +244,8 @@ def _run(
     progress: Progress,
 ) -> Outcome:
     ledger.record_environment(device=recipe.subject.device, versions=runtime_versions())
-    with open_evaluator(recipe, subject, corpus, isolation, folder.artifacts) as evaluator:
-        desk = Desk(ledger, evaluator, progress)
+    with open_evaluators(recipe, subject, corpus, isolation, folder.artifacts) as evaluators:
+        desk = Desk(ledger, evaluators, progress)
         screener = Screener(ledger, desk, recipe.campaign.seed)
         desk.full_precision("search")
         noise = _set_up(recipe, ledger, desk, screener, seed_source, progress)
@@ -256,12 +258,22 @@ def _run(
         )
         interview = Interview(ledger, asker, recipe, noise.floor)
         board = EditBoard(ledger)
+        confirmer = Confirmer(ledger, noise, recipe.statistics, recipe.campaign.seed)
         explainer = Explainer(
-            ledger, desk, screener, interview, board, noise, recipe.statistics, progress, recipe.campaign.seed
+            ledger,
+            desk,
+            screener,
+            interview,
+            board,
+            confirmer,
+            noise,
+            recipe.statistics,
+            progress,
+            recipe.campaign.seed,
         )
-        campaign = Campaign(recipe, ledger, desk, screener, interview, board, explainer, noise, progress)
+        campaign = Campaign(recipe, ledger, desk, screener, interview, board, explainer, confirmer, noise, progress)
         ending = campaign.run()
-        best = campaign.incumbent()
+        best = campaign.declared().best
     write_atomically(folder.best, best.program.source)
     summary = summarize(ledger)
     write_atomically(folder.report, render_report(summary))
@@ -274,7 +286,7 @@ def _set_up(
     """Score the seed, make it the incumbent, and measure the noise floor; set-up, not budget."""
     name = recipe.campaign.seed_program
     seed = screener.store(seed_source, origin="seed", title=Path(name).stem, parent=None)
-    first = desk.evaluate(seed, "setup", seed=recipe.campaign.seed, why="the seed of the search")
+    first = desk.evaluate(Call(program=seed, kind="setup", seed=recipe.campaign.seed, why="the seed of the search"))
     result = scored(first)
     if result is None:
         reason = first.result.reason if first.result else ""
@@ -285,16 +297,19 @@ def _set_up(
             NewIncumbent(turn=0, program_id=seed.id, evaluation_id=first.id, reason="seed of the search")
         )
     reference = ledger.add_program(_noise_program())
-    draws = [
-        desk.evaluate(
-            reference,
-            "setup",
-            draw=draw,
-            seed=recipe.campaign.seed,
-            why=f"noise floor, calibration draw {draw + 1} of {recipe.evaluation.noise_draws}",
+    num_draws = recipe.evaluation.noise_draws
+    draws = list(
+        desk.evaluate_all(
+            Call(
+                program=reference,
+                kind="setup",
+                draw=draw,
+                seed=recipe.campaign.seed,
+                why=f"noise floor, calibration draw {draw + 1} of {num_draws}",
+            )
+            for draw in range(num_draws)
         )
-        for draw in range(recipe.evaluation.noise_draws)
-    ]
+    )
     losses = [scored(draw) for draw in draws]
     if any(loss is None for loss in losses):
         failed = next(draw for draw in draws if scored(draw) is None)

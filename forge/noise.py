@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hypotheses.ledger import Ledger
+
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseModel:
@@ -24,3 +26,13 @@ class NoiseModel:
     draw_variance: float
     num_draws: int
     floor: float
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> NoiseModel | None:
+        """Return what a ledger holds of it; None before it is measured."""
+        measured = ledger.noise()
+        if not measured:
+            return None
+        return cls(
+            draw_variance=measured[0].draw_variance, num_draws=len(measured[0].evaluation_ids), floor=measured[0].floor
+        )

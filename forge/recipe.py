@@ -70,11 +70,13 @@ class Evaluation(_Section):
     """How programs are evaluated.
 
     calibration_chunks: sequences of one calibration draw. noise_draws: calibration draws of the seed program that
-    measure the program-level variance at the start (set-up, not budget). threads: of a worker.
+    measure the program-level variance at the start (set-up, not budget). workers: evaluations that run side by side.
+    threads: of one worker.
     """
 
     calibration_chunks: Count = 32
     noise_draws: Annotated[int, Field(ge=5)] = 5
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
     threads: Count = 1
 
 
@@ -178,6 +180,7 @@ class Overrides:
     corpus_path: Path | None = None
     proposer: str | None = None
     sandbox: str | None = None
+    workers: int | None = None
     out: Path | None = None
 
 
@@ -188,6 +191,7 @@ _FLAGS = {
     ("campaign", "out"): "--out",
     ("subject", "reference"): "--subject",
     ("sandbox", "mode"): "--sandbox",
+    ("evaluation", "workers"): "--workers",
     ("corpus", "path"): "--corpus",
 }
 _CORPORA: dict[str, type[BaseModel]] = {"sampled": SampledCorpus, "text": TextCorpus, "dataset": DatasetCorpus}
@@ -241,6 +245,7 @@ def _apply(data: dict[str, Any], overrides: Overrides) -> None:
         ("campaign", "out"): None if overrides.out is None else str(overrides.out),
         ("subject", "reference"): overrides.subject,
         ("sandbox", "mode"): overrides.sandbox,
+        ("evaluation", "workers"): overrides.workers,
         ("corpus", "path"): None if overrides.corpus_path is None else str(overrides.corpus_path),
     }
     for (section, key), value in values.items():

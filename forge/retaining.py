@@ -1,9 +1,12 @@
 """Whether a candidate becomes the incumbent: by its score alone, whatever explains it.
 
 A candidate is compared with the incumbent of the moment, chunk by chunk, within the contract class and the bits that the
-recipe allows. It is promoted when its effect is beyond the noise: more than `promotion_sigma` standard errors. A candidate
-that discharges a simplifying required edit (remove, replace) is promoted already when it is not worse beyond the noise and
-spends no more bits.
+recipe allows. It is promoted when its effect is beyond the noise: more than `promotion_sigma` standard errors of this
+comparison, and as many noise floors of the campaign. The floor holds where the comparison itself sees no luck: a program with
+another seed, or one that reads no calibration text, differs from its parent by chance alone and yet by the same on every chunk.
+
+A candidate that discharges a simplifying required edit (remove, replace) is promoted already when it is not worse beyond the
+noise and spends no more bits.
 """
 
 from __future__ import annotations
@@ -32,12 +35,18 @@ def is_class_allowed(contract_class: str | None, allowed: ContractClass) -> bool
     return contract_class in known and known.index(str(contract_class)) <= CLASS_ORDER.index(allowed)
 
 
+def is_gain(effect: PairedEffect, *, promotion_sigma: float, noise_floor: float) -> bool:
+    """Whether an effect is a gain beyond the noise: of its own comparison, and of the campaign."""
+    return effect.mean > promotion_sigma * max(effect.standard_error, noise_floor)
+
+
 def judge(
     effect: PairedEffect,
     candidate: Settlement,
     incumbent: Settlement,
     *,
     promotion_sigma: float,
+    noise_floor: float,
     allowed: ContractClass,
     simplifies: bool,
 ) -> Retention:
@@ -47,7 +56,8 @@ def judge(
         effect: of the candidate on the incumbent, paired by chunk.
         candidate: its scored result.
         incumbent: the scored result of the incumbent.
-        promotion_sigma: standard errors that count as beyond the noise.
+        promotion_sigma: standard errors, and noise floors, that count as beyond the noise.
+        noise_floor: of the campaign, nats per token.
         allowed: the contract class that is searched.
         simplifies: whether it discharged a simplifying required edit.
     """
@@ -57,7 +67,7 @@ def judge(
         return Retention(
             promoted=False, worse=worse, reason=f"{size}, but class {candidate.contract_class!r} is beyond {allowed!r}"
         )
-    if effect.z > promotion_sigma:
+    if is_gain(effect, promotion_sigma=promotion_sigma, noise_floor=noise_floor):
         return Retention(promoted=True, worse=False, reason=f"better beyond the noise: {size}")
     bits, before = candidate.effective_bits, incumbent.effective_bits
     if simplifies and not worse and bits is not None and before is not None and bits <= before + 1e-9:

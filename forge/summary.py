@@ -9,6 +9,9 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from forge.confirming import Confirmer, Declaration
+from forge.noise import NoiseModel
+from forge.recipe import Statistics
 from hypotheses.effects import Interval
 from hypotheses.ledger import Budget, Evaluation, Ledger, Observation
 from hypotheses.verdicts import RULE
@@ -30,6 +33,25 @@ class Figure:
     recovery: float | None
     effective_bits: float | None
     contract_class: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeclaredRow:
+    """The program that the campaign stands for, and how it did when it was measured again.
+
+    nll, parent_nll: on the confirm split, with another calibration draw, nats per token; the parent's stored artifact was scored
+    beside it. effect: parent_nll - nll, with its standard error. All are None for the seed, which nothing chose.
+    passed_over: titles of later incumbents that are not declared, each with the reason.
+    """
+
+    program: str
+    program_id: str
+    is_final: bool
+    nll: float | None
+    parent_nll: float | None
+    effect: float | None
+    standard_error: float | None
+    passed_over: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +163,7 @@ class Summary:
     draw_variance: float | None
     figures: tuple[Figure, ...]
     best_by_class: tuple[Figure, ...]
+    declared: DeclaredRow | None
     observations: tuple[ObservationRow, ...]
     required_edits: tuple[EditRow, ...]
     refusals: tuple[RefusalRow, ...]
@@ -155,7 +178,7 @@ class Summary:
 
     @property
     def best(self) -> Figure:
-        """The incumbent's figure on the search split."""
+        """The figure of the best program on the search split: the declared one, or the incumbent of a running campaign."""
         return self.figures[-1]
 
     def to_json(self) -> dict[str, Any]:
@@ -168,6 +191,9 @@ def summarize(ledger: Ledger) -> Summary:
     """Read a ledger into a `Summary`."""
     campaign = ledger.campaign()
     noise = ledger.noise()
+    is_final = any(note.topic == "declared" for note in ledger.notes())
+    declaration = _declaration(ledger)
+    best = declaration.best.evaluation if declaration is not None and is_final else None
     spend = ledger.llm_spend()
     observations = tuple(_observation(ledger, observation) for observation in ledger.observations())
     checked = [
@@ -188,8 +214,9 @@ def summarize(ledger: Ledger) -> Summary:
         budget=ledger.budget(),
         noise_floor=noise[0].floor if noise else None,
         draw_variance=noise[0].draw_variance if noise else None,
-        figures=tuple(_figures(ledger)),
+        figures=tuple(_figures(ledger, best)),
         best_by_class=tuple(_best_by_class(ledger)),
+        declared=_declared(declaration, is_final) if declaration else None,
         observations=observations,
         required_edits=tuple(_edits(ledger)),
         refusals=tuple(
@@ -207,7 +234,34 @@ def summarize(ledger: Ledger) -> Summary:
     )
 
 
-def _figures(ledger: Ledger) -> list[Figure]:
+def _declaration(ledger: Ledger) -> Declaration | None:
+    noise = NoiseModel.of(ledger)
+    campaign = ledger.campaign()
+    if noise is None:
+        return None
+    statistics = Statistics.model_validate(campaign.recipe.get("statistics", {}))
+    return Confirmer(ledger, noise, statistics, campaign.seed).declare()
+
+
+def _declared(declaration: Declaration, is_final: bool) -> DeclaredRow:
+    confirmation = declaration.confirmation
+    result = confirmation.evaluation.result if confirmation else None
+    effect = confirmation.effect if confirmation else None
+    reference = result.reference_chunk_nll if result else ()
+    return DeclaredRow(
+        program=declaration.best.program.title,
+        program_id=declaration.best.program.id,
+        is_final=is_final,
+        nll=result.nll if result else None,
+        parent_nll=math.fsum(reference) / len(reference) if reference else None,
+        effect=effect.mean if effect else None,
+        standard_error=effect.standard_error if effect else None,
+        passed_over=declaration.passed_over,
+    )
+
+
+def _figures(ledger: Ledger, declared: Evaluation | None) -> list[Figure]:
+    """Return full precision, the seed, an incumbent that is not declared, and last the best, on the search split."""
     evaluations = ledger.evaluations()
     full = next((e for e in evaluations if e.program_id is None and e.split == "search" and e.nll is not None), None)
     history = ledger.incumbents()
@@ -217,14 +271,18 @@ def _figures(ledger: Ledger) -> list[Figure]:
     if full is not None and full.nll is not None:
         figures.append(_figure("full precision", "", full, None, None))
     seed = ledger.evaluation(history[0].evaluation_id)
-    best = ledger.evaluation(history[-1].evaluation_id)
+    incumbent = ledger.evaluation(history[-1].evaluation_id)
+    best = declared or incumbent
     base = full.nll if full is not None else None
-    figures.append(
-        _figure(f"{ledger.program(history[0].program_id).title} (seed)", history[0].program_id, seed, base, seed.nll)
-    )
-    figures.append(
-        _figure(f"best: {ledger.program(history[-1].program_id).title}", history[-1].program_id, best, base, seed.nll)
-    )
+
+    def row(name: str, evaluation: Evaluation) -> Figure:
+        program = ledger.program(evaluation.program_id or "")
+        return _figure(name.format(program.title), program.id, evaluation, base, seed.nll)
+
+    figures.append(row("{} (seed)", seed))
+    if incumbent.id != best.id:
+        figures.append(row("{} (not declared)", incumbent))
+    figures.append(row("best: {}" if declared else "best so far: {}", best))
     return figures
 
 

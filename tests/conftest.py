@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import os
 
+from hypothesis import HealthCheck, settings
+
 # Before torch is imported: with several test processes on few cores, barriers inside operations cost an order of magnitude.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["NO_COLOR"] = "1"
 for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
     os.environ.pop(name, None)
+
+# A busy machine draws examples slowly; that says nothing about the code.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")

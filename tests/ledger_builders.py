@@ -246,6 +246,7 @@ def play(ledger: Ledger, *, wall_s: float = 1.0, loss: float = 2.5) -> None:
         )
     )
     ledger.change_required_edit(edit.id, "discharged", turn=2, reason="executed", program_id=later.id)
+    ledger.add_note(NewNote(turn=2, topic="declared", text=f"{child.id} is declared the best"))
     try:
         for number in range(100, 200):
             evaluate(ledger, candidate(ledger.add_program(new_program(number)), turn=number), scored(wall_s=wall_s))

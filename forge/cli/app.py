@@ -62,6 +62,7 @@ def run(
     sandbox: Annotated[
         str | None, typer.Option(help="bubblewrap, or none (shown in the ledger and every report).")
     ] = None,
+    workers: Annotated[int | None, typer.Option(help="Evaluations side by side, in place of the recipe's.")] = None,
     as_json: Json = False,
 ) -> None:
     """Run a campaign: search, explain, and leave ledger, report and best program in the run folder."""
@@ -78,6 +79,7 @@ def run(
                 corpus=corpus,
                 proposer=proposer,
                 sandbox=sandbox,
+                workers=workers,
             ),
             as_json,
         )

@@ -13,7 +13,7 @@ from forge.launch import Outcome, launch, relaunch
 from forge.plain_text import first_line
 from forge.progress import TerminalProgress
 from forge.recipe import Overrides, Recipe, load_recipe
-from forge.summary import EditRow, Figure, ObservationRow, Summary
+from forge.summary import DeclaredRow, EditRow, Figure, ObservationRow, Summary
 
 RUNS = Path("runs/out")
 
@@ -28,6 +28,7 @@ def run_campaign(
     corpus: Path | None,
     proposer: str | None,
     sandbox: str | None,
+    workers: int | None = None,
 ) -> Outcome:
     """Run a recipe with the command line's overrides."""
     loaded = load_recipe(
@@ -39,6 +40,7 @@ def run_campaign(
             corpus_path=corpus,
             proposer=proposer,
             sandbox=sandbox,
+            workers=workers,
             out=out,
         ),
     )
@@ -102,6 +104,8 @@ def print_figures(summary: Summary, console: Console) -> None:
         )
     else:
         print_line(console, "nothing is scored yet")
+    if summary.declared is not None and summary.declared.is_final:
+        _print_declared(summary.declared, console)
     budget = summary.budget
     floor = "not measured" if summary.noise_floor is None else f"{summary.noise_floor:.5f} nats/token"
     print_line(
@@ -109,6 +113,19 @@ def print_figures(summary: Summary, console: Console) -> None:
         f"calls: {budget.used} of {budget.total} used, {budget.reserved} reserved, {budget.free} free; "
         f"{budget.num_setup} set-up runs apart; noise floor {floor}",
     )
+
+
+def _print_declared(declared: DeclaredRow, console: Console) -> None:
+    if declared.effect is None or declared.standard_error is None:
+        print_line(console, f"declared: {declared.program}, the seed")
+    else:
+        print_line(
+            console,
+            f"declared: {declared.program}; measured again on other text with another calibration draw "
+            f"{declared.effect:+.4f} +- {declared.standard_error:.4f} nats/token from its parent",
+        )
+    for title, reason in declared.passed_over:
+        print_line(console, f"not declared: {title}: {reason}")
 
 
 def _figures_table(figures: tuple[Figure, ...]) -> Table:

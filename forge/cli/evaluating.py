@@ -17,7 +17,7 @@ from evaluators.results import EvaluationResult
 from evaluators.subjects import load_subject
 from forge.cli.printing import in_cell, make_table, print_block, print_line, print_table
 from forge.errors import RecipeError
-from forge.launch import make_isolation, open_evaluator, read_program, require_pairs
+from forge.launch import make_isolation, open_evaluators, read_program, require_pairs
 from forge.recipe import Overrides, load_recipe
 from hypotheses.effects import paired_effect
 
@@ -101,9 +101,9 @@ def _evaluator(
     tokens = load_corpus(loaded.corpus, model)
     with (
         tempfile.TemporaryDirectory(prefix="quantforge-evaluate-") as folder,
-        open_evaluator(loaded, model, tokens, isolation, Path(folder)) as evaluator,
+        open_evaluators(loaded, model, tokens, isolation, Path(folder)) as evaluators,
     ):
-        yield evaluator
+        yield evaluators.first
 
 
 def _split(name: str) -> Any:

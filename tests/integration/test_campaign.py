@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,12 @@ from forge import launch as launching
 from forge.edits import EditBlock
 from forge.launch import Outcome, launch, relaunch
 from forge.progress import QuietProgress
-from forge.proposers.base import ExplanationRequest, ProposalRequest, ProposerExhausted, Reply
 from forge.recipe import dump
 from forge.replies import MechanismClaim, ProposalReply
 from forge.reply_writing import write_proposal
 from hypotheses.ledger import Ledger
 from tests.campaign_builders import tiny_recipe
+from tests.scripted_proposer import ScriptedProposer
 
 CRASHES = "    raise RuntimeError('of its own')"
 LOOPS = "    while True:\n        pass"
@@ -31,25 +30,6 @@ TOO_MANY_BITS = (
     "    steps += (BlockMatrix(matrix_Bij=torch.eye(32).expand(group.num_inputs // 32, 32, 32).contiguous()),)"
 )
 HOARDS = "    hoard = [torch.ones(2**28) for _ in range(100)]"
-
-
-@dataclass
-class ScriptedProposer:
-    """Answers with the given replies in order, then has nothing left."""
-
-    replies: list[str]
-    name: str = "scripted"
-    label: str = "scripted replies"
-    requests: list[ProposalRequest] = field(default_factory=list)
-
-    def propose(self, request: ProposalRequest) -> Reply:
-        self.requests.append(request)
-        if not self.replies:
-            raise ProposerExhausted("the script is over")
-        return Reply(text=self.replies.pop(0), model="script")
-
-    def explain(self, request: ExplanationRequest) -> Reply:
-        return Reply(text="I cannot say.", model="script")
 
 
 def proposal(statement: str) -> str:

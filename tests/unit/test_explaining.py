@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from evaluators.pool import EvaluatorPool
 from evaluators.results import EvaluationResult, Evidence, Outcome
 from forge.desk import Desk
 from forge.explaining import Explainer
@@ -50,7 +51,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 def programs_of(ledger: Ledger, *controls: Control) -> tuple[set[str], dict[str, str], set[str]]:
     """Return which controls can run, why the others cannot, and which are known already."""
-    desk = Desk(ledger, TruncatedRuns(), QuietProgress())  # type: ignore[arg-type]
+    desk = Desk(ledger, EvaluatorPool(TruncatedRuns), QuietProgress())  # type: ignore[arg-type]
     screener = Screener(ledger, desk, 7)
     seed = screener.store(PARENT, origin="seed", title="seed", parent=None)
     child = screener.store(CHILD, origin="candidate", title="child", parent=seed)
@@ -68,7 +69,7 @@ def programs_of(ledger: Ledger, *controls: Control) -> tuple[set[str], dict[str,
             for control in controls
         ),
     )
-    explainer = Explainer(ledger, desk, screener, *[cast(object, None)] * 5, 7)  # type: ignore[arg-type]
+    explainer = Explainer(ledger, desk, screener, *[cast(object, None)] * 6, 7)  # type: ignore[arg-type]
     programs, problems, known = explainer._control_programs(explanation, parent_scored, child_scored)
     return set(programs), problems, known
 
@@ -108,7 +109,7 @@ def test_controls_that_cannot_run_are_told_apart(ledger: Ledger) -> None:
 
 
 def test_a_control_that_was_evaluated_before_is_known(ledger: Ledger) -> None:
-    desk = Desk(ledger, TruncatedRuns(), QuietProgress())  # type: ignore[arg-type]
+    desk = Desk(ledger, EvaluatorPool(TruncatedRuns), QuietProgress())  # type: ignore[arg-type]
     earlier = Screener(ledger, desk, 7).store(
         knock_out(CHILD, ["shrink"]), origin="candidate", title="earlier", parent=None
     )

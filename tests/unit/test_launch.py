@@ -12,6 +12,7 @@ import pytest
 
 from evaluators.corpora import Corpus
 from evaluators.evaluator import Evaluator
+from evaluators.pool import EvaluatorPool
 from evaluators.results import EvaluationResult, Evidence, Outcome
 from evaluators.sandbox import NoIsolation
 from forge import launch as launching
@@ -75,7 +76,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 def set_up(ledger: Ledger, evaluator: ToldEvaluator, seed_source: str = RTN) -> NoiseModel:
-    desk = Desk(ledger, evaluator, QuietProgress())  # type: ignore[arg-type]
+    desk = Desk(ledger, EvaluatorPool(lambda: evaluator), QuietProgress())  # type: ignore[arg-type,return-value]
     screener = Screener(ledger, desk, 7)
     return launching._set_up(recipe(), ledger, desk, screener, seed_source, QuietProgress())
 

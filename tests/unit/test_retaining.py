@@ -14,12 +14,15 @@ def effect(z: float) -> PairedEffect:
     return PairedEffect(mean=z * 0.01, standard_error=0.01, num_chunks=8, chunk_variance=8e-4, program_variance=0.0)
 
 
-def retention(z: float, *, bits: float | None = 4.25, simplifies: bool = False, contract_class: str = "online"):  # type: ignore[no-untyped-def]
+def retention(
+    z: float, *, bits: float | None = 4.25, simplifies: bool = False, contract_class: str = "online", floor: float = 0.0
+):  # type: ignore[no-untyped-def]
     return judge(
         effect(z),
         scored(3.0, 3.1, effective_bits=bits, contract_class=contract_class),
         scored(3.1, 3.2, effective_bits=4.25),
         promotion_sigma=2.0,
+        noise_floor=floor,
         allowed="online",
         simplifies=simplifies,
     )
@@ -32,6 +35,12 @@ def test_beyond_the_noise_or_not(z: float, promoted: bool, worse: bool) -> None:
     result = retention(z)
     assert (result.promoted, result.worse) == (promoted, worse)
     assert f"{z:+.1f} standard errors" in result.reason
+
+
+@pytest.mark.parametrize(("floor", "promoted"), [(0.0, True), (0.012, True), (0.013, False), (0.1, False)])
+def test_a_sharp_comparison_does_not_undercut_the_noise_floor(floor: float, promoted: bool) -> None:
+    result = retention(2.5, floor=floor)
+    assert result.promoted is promoted, result.reason
 
 
 @pytest.mark.parametrize(
