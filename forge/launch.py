@@ -78,15 +78,16 @@ def launch(recipe: Recipe, out: Path, progress: Progress) -> Outcome:
         seed=recipe.campaign.seed,
         catalogue=catalogue_hash(),
     )
-    folder = RunFolder.create(out, recipe_toml=dump(recipe), environment=environment)
+    campaign = _campaign_record(recipe, subject, corpus, proposer, isolation)
+    folder = RunFolder.create(
+        out,
+        recipe_toml=dump(recipe),
+        environment=environment,
+        fill=lambda made: Ledger.create(made.ledger, campaign).close(),
+    )
     progress.milestone(f"run folder {folder.root}; `quantforge resume {folder.root}` goes on after an interruption")
     try:
-        ledger = Ledger.create(folder.ledger, _campaign_record(recipe, subject, corpus, proposer, isolation))
-    except BaseException:
-        folder.discard()
-        raise
-    try:
-        with ledger:
+        with Ledger.open(folder.ledger) as ledger:
             return _run(recipe, folder, ledger, subject, corpus, isolation, proposer, seed_source, progress)
     except SetUpError:
         folder.discard()
@@ -102,6 +103,7 @@ def relaunch(root: Path, progress: Progress) -> Outcome:
     folder = RunFolder.open(root)
     recipe = load_recipe(folder.recipe)
     with Ledger.open(folder.ledger) as ledger:
+        folder.sweep()
         campaign = ledger.campaign()
         subject = load_subject(recipe.subject.reference, device=recipe.subject.device)
         corpus = load_corpus(recipe.corpus, subject)
