@@ -242,7 +242,7 @@ class Campaign:
             name = probe_mechanism(record.edit.probe)
             twin_program = self._screener.twin_program(program, (name,)) if name else None
             if twin_program is not None:
-                traced = self._desk.trace(twin_program, draw=evaluation.draw, seed=evaluation.seed)
+                traced = self._desk.trace(twin_program, draw=evaluation.draw, seed=evaluation.seed, turn=turn)
                 twin = probe_evidence(traced, twin_program.source) if traced is not None else None
             answer = check_probe(record.edit.probe, own, knocked_out=twin)
             self._ledger.record_probe_result(

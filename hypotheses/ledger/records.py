@@ -142,7 +142,10 @@ class Proposal(NewProposal, Stored):
 
 @dataclass(frozen=True, kw_only=True)
 class NewScreening:
-    """A smoke run and the static checks of one program; costs no evaluator call. `checks` are provisional."""
+    """A smoke run and the static checks of one program; costs no evaluator call. `checks` are provisional.
+
+    With `proposal_id`: the run on the whole subject that a probe of that proposal compared with, `checks` saying how it was run.
+    """
 
     program_id: str
     passed: bool
