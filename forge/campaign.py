@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forge.continuity import require_all_met
 from forge.desk import Desk, effect_on, probe_evidence
 from forge.errors import ProposerError, ProposerExhausted
 from forge.explaining import Explainer
@@ -22,6 +23,8 @@ from forge.retaining import Retention, judge
 from forge.scored import Scored, scored
 from forge.screening import Draft, Refusal, Rules, Screener, read_draft
 from hypotheses.ledger import (
+    ENDED,
+    STOPPED,
     BudgetExhausted,
     Evaluation,
     Ledger,
@@ -39,7 +42,11 @@ SIMPLIFYING = ("remove", "replace")
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """Why a campaign stopped. `failed` when the proposer could not be used: the exit code says so."""
+    """Why a campaign stopped.
+
+    failed: the proposer could not be used, for now or at all: the exit code says so, and the campaign can be resumed. Else it
+        is over: its calls, turns or ideas are spent.
+    """
 
     reason: str
     failed: bool = False
@@ -71,11 +78,16 @@ class Campaign:
         self._progress = progress
 
     def run(self) -> Ending:
-        """Walk turns until something ends the campaign, and note what it was."""
+        """Walk turns until something ends the campaign, and note what it was: over for good, or stopped for now.
+
+        Raises:
+            ReplayError: the walk ended before it had met everything that was recorded.
+        """
         ending = self._walk()
+        require_all_met(self._ledger, ending.reason)
         turn = max((proposal.turn for proposal in self._ledger.proposals()), default=0)
-        self._ledger.add_note(NewNote(turn=turn, topic="end", text=ending.reason))
-        self._progress.milestone(f"ended: {ending.reason}")
+        self._ledger.add_note(NewNote(turn=turn, topic=STOPPED if ending.failed else ENDED, text=ending.reason))
+        self._progress.milestone(f"{'stopped' if ending.failed else 'ended'}: {ending.reason}")
         return ending
 
     def _walk(self) -> Ending:

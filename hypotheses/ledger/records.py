@@ -18,6 +18,12 @@ ProposalStatus = Literal["accepted", "refused"]
 EvaluationKind = Literal["candidate", "control", "confirmation", "setup", "final"]
 EvaluationState = Literal["reserved", "settled"]
 
+ENDED = "end"
+"""Topic of the note that a campaign is over: calls, turns or ideas are spent."""
+
+STOPPED = "stopped"
+"""Topic of a note that a campaign could not go on for now: an outage, which is no part of the search and is not hashed."""
+
 SCORED = "scored"
 """The one outcome that carries a score; all others are failures of the program, with a reason."""
 
