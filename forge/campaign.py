@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forge.confirming import Confirmer, Declaration
+from forge.continuity import require_all_met
 from forge.desk import Call, Desk, effect_on, probe_evidence
 from forge.errors import ProposerError, ProposerExhausted
 from forge.explaining import Explainer
@@ -26,6 +27,8 @@ from forge.retaining import Retention, judge
 from forge.scored import Scored, scored
 from forge.screening import Draft, Refusal, Rules, Screener, read_draft
 from hypotheses.ledger import (
+    ENDED,
+    STOPPED,
     BudgetExhausted,
     Evaluation,
     Ledger,
@@ -52,7 +55,11 @@ class _Drafted:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """Why a campaign stopped. `failed` when the proposer could not be used: the exit code says so."""
+    """Why a campaign stopped.
+
+    failed: the proposer could not be used, for now or at all: the exit code says so, and the campaign can be resumed. Else it
+        is over: its calls, turns or ideas are spent.
+    """
 
     reason: str
     failed: bool = False
@@ -86,12 +93,20 @@ class Campaign:
         self._progress = progress
 
     def run(self) -> Ending:
-        """Walk turns until something ends the campaign, declare its best, and note what ended it."""
+        """Walk turns until something ends the campaign, declare its best, and note what ended it: for good, or for now.
+
+        One that was only stopped declares nothing, because it can be resumed.
+
+        Raises:
+            ReplayError: the walk ended before it had met everything that was recorded.
+        """
         ending = self._walk()
         turn = max((proposal.turn for proposal in self._ledger.proposals()), default=0)
-        self._declare(turn)
-        self._ledger.add_note(NewNote(turn=turn, topic="end", text=ending.reason))
-        self._progress.milestone(f"ended: {ending.reason}")
+        if not ending.failed:
+            self._declare(turn)
+        require_all_met(self._ledger, ending.reason)
+        self._ledger.add_note(NewNote(turn=turn, topic=STOPPED if ending.failed else ENDED, text=ending.reason))
+        self._progress.milestone(f"{'stopped' if ending.failed else 'ended'}: {ending.reason}")
         return ending
 
     def _walk(self) -> Ending:
@@ -308,7 +323,7 @@ class Campaign:
             name = probe_mechanism(record.edit.probe)
             twin_program = self._screener.twin_program(program, (name,)) if name else None
             if twin_program is not None:
-                traced = self._desk.trace(twin_program, draw=evaluation.draw, seed=evaluation.seed)
+                traced = self._desk.trace(twin_program, draw=evaluation.draw, seed=evaluation.seed, turn=turn)
                 twin = probe_evidence(traced, twin_program.source) if traced is not None else None
             answer = check_probe(record.edit.probe, own, knocked_out=twin)
             self._ledger.record_probe_result(

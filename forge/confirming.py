@@ -51,6 +51,14 @@ class Confirmer:
         self._statistics = statistics
         self._seed = seed
 
+    @classmethod
+    def of(cls, ledger: Ledger) -> Confirmer | None:
+        """Return the one that a ledger's campaign used; None before its noise floor is measured."""
+        noise, campaign = NoiseModel.of(ledger), ledger.campaign()
+        if noise is None:
+            return None
+        return cls(ledger, noise, Statistics.model_validate(campaign.recipe.get("statistics", {})), campaign.seed)
+
     def confirm(self, desk: Desk, turn: int, parent: Scored, child: Scored) -> Confirmation:
         """Return the child's confirmation against its parent; costs a call unless the ledger holds it.
 

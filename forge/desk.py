@@ -23,7 +23,15 @@ from forge.program_identity import mechanism_fingerprint
 from forge.program_syntax import parse
 from forge.progress import Progress
 from hypotheses.effects import PairedEffect, paired_effect
-from hypotheses.ledger import Evaluation, Ledger, NewErrorMap, NewEvaluation, Program, Settlement
+from hypotheses.ledger import (
+    Evaluation,
+    Ledger,
+    NewErrorMap,
+    NewEvaluation,
+    NewScreening,
+    Program,
+    Settlement,
+)
 from hypotheses.ledger.records import EvaluationKind
 from hypotheses.probes import ProbeEvidence
 
@@ -172,14 +180,30 @@ class Desk:
             stored = self._ledger.record_error_map(NewErrorMap(artifact_hash=artifact_hash, rows=rows))
         return tuple(LayerError(**row) for row in stored.rows)
 
-    def trace(self, program: Program, *, draw: int, seed: int) -> dict[str, object] | None:
+    def trace(self, program: Program, *, draw: int, seed: int, turn: int) -> dict[str, object] | None:
         """Run a program on the whole subject without scoring it: evidence for a probe, no evaluator call.
 
-        None when it does not run to its end.
+        It is run once for the proposal that was accepted in `turn`, and kept in the ledger beside that proposal. None when it
+        does not run to its end.
         """
-        self._progress.say(f"tracing {program.title} for a probe")
-        result = self._evaluator.trace(program.source, draw=draw, seed=seed)
-        return result.evidence.to_json() if result.outcome.is_scored else None
+        accepted = self._ledger.proposals(turn=turn, status="accepted")
+        proposal = next(proposal for proposal in accepted if proposal.kind == "candidate")
+        stored = self._ledger.find_screening(program.id, proposal.id)
+        if stored is None:
+            self._progress.say(f"tracing {program.title} for a probe")
+            result = self._evaluator.trace(program.source, draw=draw, seed=seed)
+            stored = self._ledger.record_screening(
+                NewScreening(
+                    program_id=program.id,
+                    proposal_id=proposal.id,
+                    passed=result.outcome.is_scored,
+                    smoke_outcome=result.outcome.value,
+                    reason=result.reason,
+                    evidence=result.evidence.to_json(),
+                    checks=({"run": "trace", "draw": draw, "seed": seed},),
+                )
+            )
+        return stored.evidence if stored.passed else None
 
     def smoke(self, source: str, *, seed: int = 0) -> EvaluationResult:
         """Run a program on the truncated subject: no score, no evaluator call."""

@@ -6,12 +6,16 @@ checked before the run folder is made.
 
 from __future__ import annotations
 
+import contextlib
+import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 from evaluators.contract import CONTRACTS
 from evaluators.corpora import Corpus, load_corpus
+from evaluators.errors import HostError
 from evaluators.evaluator import Evaluator, runtime_versions
 from evaluators.pool import EvaluatorPool
 from evaluators.sandbox import BubblewrapIsolation, Isolation, NoIsolation, require_sandbox
@@ -20,6 +24,13 @@ from forge import program_source
 from forge.asking import Asker
 from forge.campaign import Campaign, Ending
 from forge.confirming import Confirmer
+from forge.continuity import (
+    REPAIR,
+    recorded_recipe,
+    require_same_recipe,
+    require_same_surroundings,
+    surroundings,
+)
 from forge.desk import Call, Desk
 from forge.errors import RecipeError
 from forge.explaining import Explainer
@@ -37,7 +48,8 @@ from forge.scored import scored
 from forge.screening import Refusal, Screener, check_source
 from forge.summary import Summary, summarize
 from hypotheses.effects import noise_floor, paired_effect, program_variance
-from hypotheses.ledger import Ledger, NewCampaign, NewIncumbent, NewNoise, NewProgram
+from hypotheses.ledger import ENDED, Ledger, NewCampaign, NewIncumbent, NewNoise, NewProgram
+from hypotheses.ledger.errors import LedgerStorageError
 
 NOISE_PROGRAM = "gptq"
 """Shipped program whose calibration draws measure the program-level variance; see `forge.noise`."""
@@ -78,15 +90,16 @@ def launch(recipe: Recipe, out: Path, progress: Progress) -> Outcome:
         seed=recipe.campaign.seed,
         catalogue=catalogue_hash(),
     )
-    folder = RunFolder.create(out, recipe_toml=dump(recipe), environment=environment)
+    campaign = _campaign_record(recipe, subject, corpus, proposer, isolation)
+    folder = RunFolder.create(
+        out,
+        recipe_toml=dump(recipe),
+        environment=environment,
+        fill=lambda made: Ledger.create(made.ledger, campaign).close(),
+    )
     progress.milestone(f"run folder {folder.root}; `quantforge resume {folder.root}` goes on after an interruption")
     try:
-        ledger = Ledger.create(folder.ledger, _campaign_record(recipe, subject, corpus, proposer, isolation))
-    except BaseException:
-        folder.discard()
-        raise
-    try:
-        with ledger:
+        with Ledger.open(folder.ledger) as ledger, _told_how_to_resume(folder):
             return _run(recipe, folder, ledger, subject, corpus, isolation, proposer, seed_source, progress)
     except SetUpError:
         folder.discard()
@@ -94,43 +107,49 @@ def launch(recipe: Recipe, out: Path, progress: Progress) -> Outcome:
 
 
 def relaunch(root: Path, progress: Progress) -> Outcome:
-    """Go on with the campaign in a run folder; a finished one is walked again and ends where it ended.
+    """Go on with the campaign in a run folder; one that is over is told to be, and nothing is run.
 
     Raises:
-        RunFolderError: no run there. RecipeError: subject or corpus are no longer what they were.
+        RunFolderError: no run there. LedgerBusy: another process runs it.
+        RecipeError: recipe, subject, corpus or surroundings are no longer what they were.
     """
     folder = RunFolder.open(root)
     recipe = load_recipe(folder.recipe)
-    with Ledger.open(folder.ledger) as ledger:
-        campaign = ledger.campaign()
+    # The second one sees everything; what the first one sees grows with the replay.
+    with Ledger.open(folder.ledger) as ledger, Ledger.open(folder.ledger, read_only=True) as record:
+        folder.sweep()
+        campaign = record.campaign()
+        require_same_recipe(campaign.recipe, recipe, progress)
+        ended = _ended(folder, record, progress)
+        if ended is not None:
+            return ended
+        require_same_surroundings(record, recipe, progress)
+        proposer = make_proposer(recipe)
+        isolation = make_isolation(recipe)
         subject = load_subject(recipe.subject.reference, device=recipe.subject.device)
         corpus = load_corpus(recipe.corpus, subject)
-        isolation = make_isolation(recipe)
         for what, then, now in (
             ("subject", campaign.subject_hash, subject.hash),
             ("corpus", campaign.corpus_hash, corpus.hash),
             ("sandbox", campaign.sandbox, isolation.name),
-            ("budget", str(campaign.budget), str(recipe.campaign.budget_calls)),
-            ("seed", str(campaign.seed), str(recipe.campaign.seed)),
         ):
             if then != now:
-                raise RecipeError(
-                    f"the {what} of this run was {then} and is now {now}: figures would not be comparable; "
-                    "bring back what it was, or start a new run"
-                )
+                raise RecipeError(f"the {what} of this run was {then} and is now {now}: {REPAIR}")
         progress.milestone(f"walking again through what {folder.root} holds; nothing recorded is paid for twice")
-        seed_source = ledger.programs(origin="seed")[0].source if ledger.programs(origin="seed") else None
-        return _run(
-            recipe,
-            folder,
-            ledger,
-            subject,
-            corpus,
-            isolation,
-            make_proposer(recipe),
-            seed_source or read_program(recipe.campaign.seed_program),
-            progress,
-        )
+        seeds = record.programs(origin="seed")
+        seed_source = seeds[0].source if seeds else read_program(recipe.campaign.seed_program)
+        with _told_how_to_resume(folder):
+            return _run(recipe, folder, ledger, subject, corpus, isolation, proposer, seed_source, progress)
+
+
+@contextlib.contextmanager
+def _told_how_to_resume(folder: RunFolder) -> Iterator[None]:
+    """Note on what stops a campaign from outside how it goes on."""
+    try:
+        yield
+    except (KeyboardInterrupt, HostError, LedgerStorageError) as stop:
+        stop.add_note(f"`quantforge resume {shlex.quote(str(folder.root))}` goes on where it stopped")
+        raise
 
 
 def read_program(reference: str) -> str:
@@ -219,7 +238,7 @@ def _campaign_record(
     recipe: Recipe, subject: Subject, corpus: Corpus, proposer: Proposer, isolation: Isolation
 ) -> NewCampaign:
     return NewCampaign(
-        recipe=recipe.model_dump(mode="json", exclude={"campaign": {"out"}}),
+        recipe=recorded_recipe(recipe),
         seed=recipe.campaign.seed,
         budget=recipe.campaign.budget_calls,
         contract=recipe.campaign.contract,
@@ -243,7 +262,7 @@ def _run(
     seed_source: str,
     progress: Progress,
 ) -> Outcome:
-    ledger.record_environment(device=recipe.subject.device, versions=runtime_versions())
+    ledger.record_environment(device=recipe.subject.device, versions=runtime_versions(), details=surroundings(recipe))
     with open_evaluators(recipe, subject, corpus, isolation, folder.artifacts) as evaluators:
         desk = Desk(ledger, evaluators, progress)
         screener = Screener(ledger, desk, recipe.campaign.seed)
@@ -273,10 +292,34 @@ def _run(
         )
         campaign = Campaign(recipe, ledger, desk, screener, interview, board, explainer, confirmer, noise, progress)
         ending = campaign.run()
-        best = campaign.declared().best
-    write_atomically(folder.best, best.program.source)
+        # One that was only stopped has declared nothing yet.
+        best = campaign.incumbent() if ending.failed else campaign.declared().best
+    return _leave(folder, ledger, ending, best.program.source)
+
+
+def _ended(folder: RunFolder, record: Ledger, progress: Progress) -> Outcome | None:
+    """Return the outcome of a campaign that is over, its report and best program written if they are missing.
+
+    None while it is not over, and when the artifact of its best program is gone: walking again makes it again.
+    """
+    notes = [note for note in record.notes() if note.topic == ENDED]
+    confirmer = Confirmer.of(record)
+    declaration = confirmer.declare() if confirmer is not None else None
+    if not notes or declaration is None:
+        return None
+    best = declaration.best
+    if not (folder.artifacts / f"{best.result.artifact_hash}.safetensors").is_file():
+        return None
+    progress.milestone(f"already ended, nothing to do: {notes[-1].text}")
+    return _leave(folder, record, Ending(reason=notes[-1].text), best.program.source)
+
+
+def _leave(folder: RunFolder, ledger: Ledger, ending: Ending, best: str) -> Outcome:
+    """Write what a run leaves beside its ledger, unless it is there already."""
     summary = summarize(ledger)
-    write_atomically(folder.report, render_report(summary))
+    for path, text in ((folder.best, best), (folder.report, render_report(summary))):
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            write_atomically(path, text)
     return Outcome(ending=ending, summary=summary, folder=folder)
 
 

@@ -75,6 +75,7 @@ class TerminalProgress:
         self._began = time.monotonic()
         self._call_began = self._began
         self._call_seconds: list[float] = []
+        self._num_replayed = 0
 
     def __enter__(self) -> TerminalProgress:
         if self._console.is_terminal:
@@ -93,6 +94,12 @@ class TerminalProgress:
             self._line(message, style="dim")
 
     def evaluating(self, program: Program, kind: str, split: str, draw: int, why: str) -> None:
+        if self._num_replayed:
+            self._line(
+                f"{self._stamp()} caught up: {self._num_replayed} evaluations were found in the ledger", style="bold"
+            )
+            # The pace of the calls to come is not that of reading the ledger.
+            self._began, self._num_replayed = time.monotonic(), 0
         self._call_began = time.monotonic()
         reason = f": {why}" if why else ""
         self.say(f"{kind} {program.id} ({program.title or 'untitled'}) on {split}, calibration draw {draw}{reason}")
@@ -109,6 +116,7 @@ class TerminalProgress:
         self._line(f"{self._stamp()} {evaluation.kind:<12} {program.title or program.id:<34} {outcome}")
 
     def replayed(self, evaluation: Evaluation) -> None:
+        self._num_replayed += 1
         self._doing = f"found {evaluation.kind} {evaluation.id} in the ledger"
 
     def spent(self, budget: Budget) -> None:

@@ -7,7 +7,8 @@
     best.py            source of the incumbent
     report.md          what was found, rewritten when the run ends
 
-A run folder is made whole or not at all: it is filled under a temporary name and renamed.
+A run folder is made whole or not at all: it is filled under a temporary name, its ledger included, and renamed. What a killed
+process was writing has a name that begins with a dot, and is swept away by the next one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -73,8 +75,15 @@ class RunFolder:
         return self.root / "report.md"
 
     @classmethod
-    def create(cls, root: Path, *, recipe_toml: str, environment: dict[str, Any]) -> RunFolder:
-        """Make the folder with its recipe and environment.
+    def create(
+        cls,
+        root: Path,
+        *,
+        recipe_toml: str,
+        environment: dict[str, Any],
+        fill: Callable[[RunFolder], None] | None = None,
+    ) -> RunFolder:
+        """Make the folder with its recipe and environment, and with whatever `fill` puts in before it gets its name.
 
         Raises:
             RunFolderError: the folder exists already, or cannot be written.
@@ -82,18 +91,26 @@ class RunFolder:
         cls.require_free(root)
         scratch = None
         try:
-            root.parent.mkdir(parents=True, exist_ok=True)
-            scratch = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))
-            made = cls(scratch)
-            made.recipe.write_text(recipe_toml, encoding="utf-8")
-            made.environment.write_text(json.dumps(environment, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-            made.artifacts.mkdir()
-            scratch.chmod(0o755)
-            scratch.rename(root)
-        except OSError as err:
+            try:
+                root.parent.mkdir(parents=True, exist_ok=True)
+                scratch = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))
+                made = cls(scratch)
+                made.recipe.write_text(recipe_toml, encoding="utf-8")
+                made.environment.write_text(json.dumps(environment, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+                made.artifacts.mkdir()
+                scratch.chmod(0o755)
+            except OSError as err:
+                raise _cannot_be_made(root, err) from err
+            if fill is not None:
+                fill(made)
+            try:
+                scratch.rename(root)
+            except OSError as err:
+                raise _cannot_be_made(root, err) from err
+        except BaseException:
             if scratch is not None:
                 shutil.rmtree(scratch, ignore_errors=True)
-            raise RunFolderError(f"run folder {str(root)!r} cannot be made: {err}; name another with --out") from err
+            raise
         return cls(root)
 
     @staticmethod
@@ -125,9 +142,18 @@ class RunFolder:
             )
         return folder
 
+    def sweep(self) -> None:
+        """Remove files that a killed process left half written; only for who holds the run's lock."""
+        for path in (*self.root.glob(".best.py-*"), *self.root.glob(".report.md-*"), *self.artifacts.glob(".*.tmp")):
+            path.unlink(missing_ok=True)
+
     def discard(self) -> None:
         """Remove a folder whose run could not even be set up."""
         shutil.rmtree(self.root, ignore_errors=True)
+
+
+def _cannot_be_made(root: Path, err: OSError) -> RunFolderError:
+    return RunFolderError(f"run folder {str(root)!r} cannot be made: {err}; name another with --out")
 
 
 def write_atomically(path: Path, text: str) -> None:

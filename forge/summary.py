@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from forge.confirming import Confirmer, Declaration
-from forge.noise import NoiseModel
-from forge.recipe import Statistics
 from hypotheses.effects import Interval
 from hypotheses.ledger import Budget, Evaluation, Ledger, Observation
 from hypotheses.verdicts import RULE
@@ -192,7 +190,8 @@ def summarize(ledger: Ledger) -> Summary:
     campaign = ledger.campaign()
     noise = ledger.noise()
     is_final = any(note.topic == "declared" for note in ledger.notes())
-    declaration = _declaration(ledger)
+    confirmer = Confirmer.of(ledger)
+    declaration = confirmer.declare() if confirmer is not None else None
     best = declaration.best.evaluation if declaration is not None and is_final else None
     spend = ledger.llm_spend()
     observations = tuple(_observation(ledger, observation) for observation in ledger.observations())
@@ -232,15 +231,6 @@ def summarize(ledger: Ledger) -> Summary:
         violations=tuple(ledger.check_invariants()),
         content_hash=ledger.content_hash(),
     )
-
-
-def _declaration(ledger: Ledger) -> Declaration | None:
-    noise = NoiseModel.of(ledger)
-    campaign = ledger.campaign()
-    if noise is None:
-        return None
-    statistics = Statistics.model_validate(campaign.recipe.get("statistics", {}))
-    return Confirmer(ledger, noise, statistics, campaign.seed).declare()
 
 
 def _declared(declaration: Declaration, is_final: bool) -> DeclaredRow:

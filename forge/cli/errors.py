@@ -1,10 +1,13 @@
-"""One place where errors become exit codes: the user's with 2, the host's with 1, an interrupt with 130."""
+"""One place where errors become exit codes: the user's with 2, the host's with 1, Ctrl-C with 130, SIGTERM with 143."""
 
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
+import threading
 from collections.abc import Iterator
+from types import FrameType
 
 import typer
 
@@ -13,22 +16,53 @@ from forge.errors import ForgeError
 from forge.plain_text import spell_out
 from hypotheses.ledger.errors import LedgerError, LedgerStorageError
 
+SIGNAL_BASE = 128
+"""What shells add to the number of the signal that ended a process."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, raised where Ctrl-C would be: workers are ended and the ledger is closed on the way out."""
+
 
 @contextlib.contextmanager
 def told_in_one_sentence() -> Iterator[None]:
-    """Turn what a user or the host did wrong into one sentence on standard error and an exit code."""
+    """Turn what a user, the host or a signal did into one sentence on standard error and an exit code."""
     try:
-        yield
+        with _terminable():
+            yield
     except (HostError, LedgerStorageError) as error:
-        _tell(f"the host failed: {error}")
+        _tell(f"the host failed: {error}", error)
         raise typer.Exit(1) from error
     except (ForgeError, UserError, LedgerError) as error:
         _tell(str(error))
         raise typer.Exit(2) from error
+    except Terminated as error:
+        _tell("terminated", error)
+        raise typer.Exit(SIGNAL_BASE + signal.SIGTERM) from error
     except KeyboardInterrupt as error:
-        _tell("interrupted; `quantforge resume` goes on where it stopped")
-        raise typer.Exit(130) from error
+        _tell("interrupted", error)
+        raise typer.Exit(SIGNAL_BASE + signal.SIGINT) from error
 
 
-def _tell(message: str) -> None:
-    sys.stderr.write(f"quantforge: {spell_out(message)}\n")
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Raise `Terminated` in this block on the first SIGTERM; further ones are ignored until the way out is walked."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _tell(message: str, error: BaseException | None = None) -> None:
+    """Write a message and what was noted on the error: how to go on."""
+    notes = getattr(error, "__notes__", ())
+    sys.stderr.write(f"quantforge: {spell_out('; '.join([message, *notes]))}\n")

@@ -34,6 +34,8 @@ from hypotheses.ledger.errors import (
 )
 from hypotheses.ledger.ledger import Ledger
 from hypotheses.ledger.records import (
+    ENDED,
+    STOPPED,
     Budget,
     Campaign,
     Environment,
@@ -63,6 +65,8 @@ from hypotheses.ledger.records import (
 )
 
 __all__ = [
+    "ENDED",
+    "STOPPED",
     "Budget",
     "BudgetExhausted",
     "Campaign",

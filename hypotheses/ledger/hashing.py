@@ -4,7 +4,7 @@ sha256 over, for each table by name and each row by id, one line of canonical JS
 tell about the clock, the host or the order of arrival (``hashed: False`` in `models`): times, process ids, boot ids,
 leases with their attempts, wall seconds, devices and versions, logs, places in the order of events, failed calls to a
 proposer. Texts enter by their own sha256. Ids come from natural keys, so the order of rows does not depend on when they
-were written.
+were written. Notes of the topic ``stopped`` tell of an outage and not of the search, and are left out as well.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from sqlalchemy.orm import Session
 
 from hypotheses.ledger.canonical import canonical_json
 from hypotheses.ledger.columns import Base
+from hypotheses.ledger.models import Note
+from hypotheses.ledger.records import STOPPED
 
 
 def content_hash(session: Session) -> str:
@@ -26,7 +28,10 @@ def content_hash(session: Session) -> str:
             continue
         columns = sorted((c for c in table.columns if c.info.get("hashed", True)), key=lambda column: column.name)
         digest.update(f"{table.name}\n".encode())
-        for row in session.execute(select(*columns).order_by(table.c.id)):
+        rows = select(*columns).order_by(table.c.id)
+        if table is Note.__table__:
+            rows = rows.where(table.c.topic != STOPPED)
+        for row in session.execute(rows):
             line = canonical_json(dict(zip([c.name for c in columns], row, strict=True)), name=table.name)
             digest.update(f"{line}\n".encode())
     return digest.hexdigest()

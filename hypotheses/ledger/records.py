@@ -18,6 +18,12 @@ ProposalStatus = Literal["accepted", "refused"]
 EvaluationKind = Literal["candidate", "control", "confirmation", "setup", "final"]
 EvaluationState = Literal["reserved", "settled"]
 
+ENDED = "end"
+"""Topic of the note that a campaign is over: calls, turns or ideas are spent."""
+
+STOPPED = "stopped"
+"""Topic of a note that a campaign could not go on for now: an outage, which is no part of the search and is not hashed."""
+
 SCORED = "scored"
 """The one outcome that carries a score; all others are failures of the program, with a reason."""
 
@@ -142,7 +148,10 @@ class Proposal(NewProposal, Stored):
 
 @dataclass(frozen=True, kw_only=True)
 class NewScreening:
-    """A smoke run and the static checks of one program; costs no evaluator call. `checks` are provisional."""
+    """A smoke run and the static checks of one program; costs no evaluator call. `checks` are provisional.
+
+    With `proposal_id`: the run on the whole subject that a probe of that proposal compared with, `checks` saying how it was run.
+    """
 
     program_id: str
     passed: bool

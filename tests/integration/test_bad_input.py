@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 from evaluators.errors import SandboxUnavailableError
 from forge.cli.app import app
+from forge.continuity import recorded_recipe
 from forge.recipe import dump, load_recipe
 from forge.run_folder import RunFolder
 from hypotheses.ledger import Ledger
@@ -282,8 +283,9 @@ def test_a_host_without_namespaces(recipe: Path, tmp_path: Path, monkeypatch: py
 @pytest.fixture
 def run_folder(tmp_path: Path, recipe: Path) -> RunFolder:
     """A run folder with a ledger, as a killed campaign leaves it."""
-    folder = RunFolder.create(tmp_path / "run", recipe_toml=dump(load_recipe(recipe)), environment={})
-    with Ledger.create(folder.ledger, new_campaign(seed=12)) as ledger:
+    loaded = load_recipe(recipe)
+    folder = RunFolder.create(tmp_path / "run", recipe_toml=dump(loaded), environment={})
+    with Ledger.create(folder.ledger, new_campaign(seed=12, recipe=recorded_recipe(loaded))) as ledger:
         play(ledger)
     return folder
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 import typer
 
@@ -10,6 +13,11 @@ from forge.cli.errors import told_in_one_sentence
 from forge.errors import ProposerError, RecipeError
 from forge.run_folder import RunFolderError
 from hypotheses.ledger.errors import LedgerBusy, LedgerStorageError
+
+
+def noted(error: BaseException, note: str) -> BaseException:
+    error.add_note(note)
+    return error
 
 
 @pytest.mark.parametrize(
@@ -24,7 +32,13 @@ from hypotheses.ledger.errors import LedgerBusy, LedgerStorageError
         (LedgerBusy("in use"), 2, "quantforge: in use\n"),
         (LedgerStorageError("the disk is full"), 1, "quantforge: the host failed: the disk is full\n"),
         (HostError("no memory"), 1, "quantforge: the host failed: no memory\n"),
-        (KeyboardInterrupt(), 130, "quantforge: interrupted; `quantforge resume` goes on where it stopped\n"),
+        (KeyboardInterrupt(), 130, "quantforge: interrupted\n"),
+        (
+            noted(KeyboardInterrupt(), "`quantforge resume r` goes on"),
+            130,
+            "quantforge: interrupted; `quantforge resume r` goes on\n",
+        ),
+        (noted(HostError("no disk"), "go on"), 1, "quantforge: the host failed: no disk; go on\n"),
         (RecipeError("a\nb \x1b[2J\udc80"), 2, "quantforge: a\nb \\x1b[2J\\udc80\n"),
     ],
 )
@@ -35,6 +49,26 @@ def test_errors_become_exit_codes(
         raise error
     assert info.value.exit_code == code
     assert capsys.readouterr() == ("", told)
+
+
+def test_sigterm_walks_the_same_way_out_as_an_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    cleaned = []
+
+    def work() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            pytest.fail("the signal raised nothing")
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)  # an impatient second one must not disturb the way out
+            cleaned.append(True)
+
+    with pytest.raises(typer.Exit) as info, told_in_one_sentence():
+        work()
+    assert cleaned
+    assert info.value.exit_code == 143
+    assert capsys.readouterr() == ("", "quantforge: terminated\n")
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_mistake_of_ours_is_not_hidden() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from forge.run_folder import PACKAGES, RunFolder, RunFolderError, describe_environment, write_atomically
+from hypotheses.ledger.errors import LedgerStorageError
 
 
 def create(root: Path) -> RunFolder:
@@ -53,6 +54,39 @@ def test_a_failure_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(RunFolderError, match="No space left"):
         create(tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_belongs_in_is_there_before_the_folder_has_its_name(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+
+    def fill(made: RunFolder) -> None:
+        assert not root.exists()
+        assert made.recipe.is_file()
+        made.ledger.write_text("whole")
+
+    folder = RunFolder.create(root, recipe_toml="", environment={}, fill=fill)
+    assert folder.ledger.read_text() == "whole"
+
+
+def test_a_failure_while_it_is_filled_is_told_as_it_is_and_leaves_nothing(tmp_path: Path) -> None:
+    def fill(made: RunFolder) -> None:
+        made.ledger.write_text("half")
+        raise LedgerStorageError("the disk is full")
+
+    with pytest.raises(LedgerStorageError, match="the disk is full"):
+        RunFolder.create(tmp_path / "run", recipe_toml="", environment={}, fill=fill)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_left_half_written_is_swept_away(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run")
+    halves = [folder.artifacts / ".ab.safetensors.x1.tmp", folder.root / ".best.py-x1", folder.root / ".report.md-x1"]
+    whole = [folder.artifacts / "ab.safetensors", folder.best, folder.report, folder.recipe, folder.environment]
+    for path in (*halves, *whole):
+        path.write_text("text")
+    folder.sweep()
+    assert [path for path in halves if path.exists()] == []
+    assert [path for path in whole if not path.exists()] == []
 
 
 def test_only_a_folder_with_recipe_and_ledger_is_a_run(tmp_path: Path) -> None:
