@@ -9,6 +9,7 @@ charge.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -82,10 +83,20 @@ def reserve(tx: Transaction, new: NewEvaluation, owner: Owner) -> Evaluation:
     return load(tx, row)
 
 
-def settle(tx: Transaction, evaluation_id: str, result: Settlement, owner: Owner) -> Evaluation:
-    """Store the result of a reserved evaluation; the same result once more changes nothing."""
+def fit_result(evaluation_id: str, result: Settlement) -> dict[str, Any]:
+    """Return the fields of a result as they are stored: checked, and what a program can make long or odd cut and cleaned.
+
+    Raises:
+        LedgerValueError: scored without losses, or failed with losses.
+    """
     _check_result(evaluation_id, result)
-    content = _capped(fields_of(result))
+    return _capped(fields_of(result))
+
+
+def settle(
+    tx: Transaction, evaluation_id: str, content: Mapping[str, Any], owner: Owner, *, nll: float | None
+) -> Evaluation:
+    """Store the fields of a result (see `fit_result`); the same result once more changes nothing."""
     row = tx.session.get(models.Evaluation, evaluation_id)
     if row is None:
         raise LedgerNotFound(f"evaluations has no record {evaluation_id!r}")
@@ -97,7 +108,7 @@ def settle(tx: Transaction, evaluation_id: str, result: Settlement, owner: Owner
     if last.owner != owner.token or last.action != "taken":
         raise LedgerRefused(f"{evaluation_id} is not reserved by this process; reserve it again before settling it")
     values = tx.columns(EVALUATIONS, content, store=True)
-    values |= {"state": "settled", "nll": result.nll, "settled_seq": tx.event("evaluation_settled", evaluation_id)}
+    values |= {"state": "settled", "nll": nll, "settled_seq": tx.event("evaluation_settled", evaluation_id)}
     for name, value in values.items():
         setattr(row, name, value)
     tx.session.flush()
@@ -191,7 +202,7 @@ def _add_lease(
             owner=owner.token,
             pid=owner.pid,
             boot_id=owner.boot_id,
-            reason=reason,
+            reason=clean_text(reason)[:MAX_REASON_CHARACTERS],
             at=datetime.now(UTC),
         )
     )

@@ -690,11 +690,11 @@ class TestFiles:
     def test_a_newer_schema_is_refused_untouched(self, path: Path) -> None:
         Ledger.create(path, new_campaign()).close()
         connection = sqlite3.connect(path)
-        connection.execute("PRAGMA user_version=2")
+        connection.execute("PRAGMA user_version=3")
         connection.close()
         before = path.read_bytes()
         for read_only in (False, True):
-            with pytest.raises(LedgerSchemaError, match="schema version 2; this QuantForge reads up to 1"):
+            with pytest.raises(LedgerSchemaError, match="schema version 3; this QuantForge reads up to 2"):
                 Ledger.open(path, read_only=read_only)
         assert path.read_bytes() == before
 
@@ -727,7 +727,7 @@ class TestFiles:
         ledger.add_program(new_program())
         connection = sqlite3.connect(ledger.path)
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        assert connection.execute("SELECT version FROM schema_versions").fetchall() == [(1,)]
+        assert connection.execute("SELECT version FROM schema_versions").fetchall() == [(2,)]
         assert connection.execute("SELECT * FROM budget").fetchall() == [(10, 0, 0, 10, 0)]
         connection.close()
 
