@@ -97,9 +97,7 @@ def settle(
     tx: Transaction, evaluation_id: str, content: Mapping[str, Any], owner: Owner, *, nll: float | None
 ) -> Evaluation:
     """Store the fields of a result (see `fit_result`); the same result once more changes nothing."""
-    row = tx.session.get(models.Evaluation, evaluation_id)
-    if row is None:
-        raise LedgerNotFound(f"evaluations has no record {evaluation_id!r}")
+    row = _stored(tx, evaluation_id)
     if row.settled_seq is not None:
         tx.compare(EVALUATIONS, row, tx.columns(EVALUATIONS, without(content, *_HOST_FIELDS), store=False))
         tx.touch(row.settled_seq)
@@ -118,7 +116,7 @@ def settle(
 
 def release(tx: Transaction, evaluation_id: str, owner: Owner, reason: str) -> Evaluation:
     """Give an evaluation back after a failure of the host: it stays reserved, the next attempt is not charged."""
-    row = tx.row(EVALUATIONS, evaluation_id)
+    row = _stored(tx, evaluation_id)
     last = _last_lease(tx, evaluation_id)
     if row.settled_seq is not None or last.owner != owner.token or last.action != "taken":
         raise LedgerRefused(f"{evaluation_id} is not being run by this process")
@@ -182,6 +180,14 @@ def _capped(content: dict[str, Any]) -> dict[str, Any]:
     content["reference_chunk_nll"] = tuple(float(value) for value in content["reference_chunk_nll"])
     content["evidence"] = fit_evidence(content["evidence"])
     return content
+
+
+def _stored(tx: Transaction, evaluation_id: str) -> models.Evaluation:
+    """Return a row wherever the position is: what a call is about does not depend on how far a replay has come."""
+    row = tx.session.get(models.Evaluation, evaluation_id)
+    if row is None:
+        raise LedgerNotFound(f"evaluations has no record {evaluation_id!r}")
+    return row
 
 
 def _last_lease(tx: Transaction, evaluation_id: str) -> models.Lease:
