@@ -55,7 +55,8 @@ def check(path: Path, budget: int) -> tuple[int, int]:
         return connection.execute(query).fetchall()
 
     ((total, used, reserved, free),) = select("SELECT total, used, reserved, free FROM budget")
-    assert total == budget and used + reserved + free == budget and free >= 0, (total, used, reserved, free)
+    assert total == used + reserved + free == budget, (total, used, reserved, free)
+    assert free >= 0, free
     ((starts, distinct),) = select(
         "SELECT count(*), count(DISTINCT ref) FROM events WHERE kind = 'evaluation_reserved'"
     )

@@ -11,6 +11,9 @@ from forge.errors import ProposerError, RecipeError
 from forge.run_folder import RunFolderError
 from hypotheses.ledger.errors import LedgerBusy, LedgerStorageError
 
+FULL = "the host failed: No space left on device"
+MEND = "mend that and resume, nothing recorded so far is lost"
+
 
 @pytest.mark.parametrize(
     ("error", "code", "told"),
@@ -23,6 +26,8 @@ from hypotheses.ledger.errors import LedgerBusy, LedgerStorageError
         (SandboxUnavailableError("no bwrap"), 2, "quantforge: no bwrap\n"),
         (LedgerBusy("in use"), 2, "quantforge: in use\n"),
         (LedgerStorageError("the disk is full"), 1, "quantforge: the host failed: the disk is full\n"),
+        (OSError(28, "No space left on device", "/run/x"), 1, f"quantforge: {FULL} (/run/x); {MEND}\n"),
+        (OSError(28, "No space left on device"), 1, f"quantforge: {FULL}; {MEND}\n"),
         (HostError("no memory"), 1, "quantforge: the host failed: no memory\n"),
         (KeyboardInterrupt(), 130, "quantforge: interrupted; `quantforge resume` goes on where it stopped\n"),
         (RecipeError("a\nb \x1b[2J\udc80"), 2, "quantforge: a\nb \\x1b[2J\\udc80\n"),
@@ -37,6 +42,7 @@ def test_errors_become_exit_codes(
     assert capsys.readouterr() == ("", told)
 
 
-def test_a_mistake_of_ours_is_not_hidden() -> None:
-    with pytest.raises(ZeroDivisionError), told_in_one_sentence():
-        raise ZeroDivisionError
+@pytest.mark.parametrize("error", [ZeroDivisionError(), FileNotFoundError(2, "No such file"), OSError("no number")])
+def test_a_mistake_of_ours_is_not_hidden(error: Exception) -> None:
+    with pytest.raises(type(error)), told_in_one_sentence():
+        raise error
