@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from evaluators.artifact import Artifact, ArtifactError
 from evaluators.errors import HostError
 
@@ -40,7 +42,11 @@ class ArtifactStore:
         try:
             artifact.save(path)
             loaded = Artifact.load(path)
-        except (OSError, ArtifactError) as error:
+        except (
+            OSError,
+            SafetensorError,
+            ArtifactError,
+        ) as error:  # a full disk is a SafetensorError while tensors are written
             raise HostError(f"cannot keep an artifact in {self.folder}: {error}; check the disk") from error
         if loaded.hash != artifact.hash:
             raise HostError(f"{path} does not hold what was written to it; check the disk")

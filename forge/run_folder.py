@@ -3,6 +3,7 @@
     recipe.toml        the recipe as it ran, overrides included
     environment.json   versions, device, commit, seeds, hashes; written before the first evaluation
     ledger.sqlite      the record of everything (and ledger.sqlite-wal while it runs)
+    blobs/             texts of the record that are too long for a row, by hash; they belong to ledger.sqlite
     artifacts/         quantized subjects by hash, safetensors
     best.py            source of the incumbent
     report.md          what was found, rewritten when the run ends
@@ -19,13 +20,16 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from evaluators.errors import HostError
 from forge.errors import ForgeError
+from hypotheses.ledger.blob_files import flush_folder
 
 PACKAGES = (
     "quantforge",
@@ -95,8 +99,8 @@ class RunFolder:
                 root.parent.mkdir(parents=True, exist_ok=True)
                 scratch = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))
                 made = cls(scratch)
-                made.recipe.write_text(recipe_toml, encoding="utf-8")
-                made.environment.write_text(json.dumps(environment, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+                _write_flushed(made.recipe, recipe_toml)
+                _write_flushed(made.environment, json.dumps(environment, indent=2, sort_keys=True) + "\n")
                 made.artifacts.mkdir()
                 scratch.chmod(0o755)
             except OSError as err:
@@ -104,7 +108,9 @@ class RunFolder:
             if fill is not None:
                 fill(made)
             try:
+                flush_folder(scratch)
                 scratch.rename(root)
+                flush_folder(root.parent)
             except OSError as err:
                 raise _cannot_be_made(root, err) from err
         except BaseException:
@@ -157,18 +163,32 @@ def _cannot_be_made(root: Path, err: OSError) -> RunFolderError:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write `text` so that a reader, or a crash, sees the old file or the new one."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    """Write `text` so that a reader, or a crash, sees the old file or the new one.
+
+    Raises:
+        HostError: the disk is full or fails; the old file is as it was, and nothing half-written is left.
+    """
+    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        try:
+            _write_flushed(temporary, text)
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        flush_folder(path.parent)
+    except OSError as err:
+        raise HostError(
+            f"cannot write {str(path)!r}: {err.strerror or err}; mend that and resume, nothing recorded so far is lost"
+        ) from err
+
+
+def _write_flushed(path: Path, text: str) -> None:
+    with open(path, "x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def describe_environment(**facts: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 import sys
 import threading
@@ -15,6 +16,11 @@ from evaluators.errors import HostError, UserError
 from forge.errors import ForgeError
 from forge.plain_text import spell_out
 from hypotheses.ledger.errors import LedgerError, LedgerStorageError
+
+HOST_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+)
+"""What the operating system says when the machine is at its end, wherever it says it; others are mistakes of this code."""
 
 SIGNAL_BASE = 128
 """What shells add to the number of the signal that ended a process."""
@@ -36,6 +42,12 @@ def told_in_one_sentence() -> Iterator[None]:
     except (ForgeError, UserError, LedgerError) as error:
         _tell(str(error))
         raise typer.Exit(2) from error
+    except OSError as error:
+        if error.errno not in HOST_ERRORS:
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        _tell(f"the host failed: {error.strerror}{where}; mend that and resume, nothing recorded so far is lost")
+        raise typer.Exit(1) from error
     except Terminated as error:
         _tell("terminated", error)
         raise typer.Exit(SIGNAL_BASE + signal.SIGTERM) from error

@@ -4,10 +4,15 @@ Two engines on one file. The writer has one connection in WAL mode and starts ev
 IMMEDIATE``, so that a transaction never has to be upgraded while it holds a snapshot; ``synchronous=FULL`` makes a
 commit survive a power cut. Readers open the file with ``mode=ro`` and see the snapshot of their transaction; in WAL
 mode neither waits for the other.
+
+The write-ahead log is folded into the file every `WAL_PAGES` pages and then written from its start again. A reader that
+holds a transaction open keeps it growing meanwhile; with the first commits after that reader is gone it is cut back to
+`WAL_LIMIT_BYTES`.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +24,7 @@ from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
+from hypotheses.ledger.blob_files import BlobFiles
 from hypotheses.ledger.errors import (
     LedgerBusy,
     LedgerError,
@@ -29,6 +35,9 @@ from hypotheses.ledger.errors import (
 from hypotheses.ledger.transaction import END, Transaction
 
 BUSY_TIMEOUT_S = 30.0
+WAL_PAGES = 1000
+WAL_LIMIT_BYTES = 4 << 20
+"""What `WAL_PAGES` pages take; a log that grew beyond it is cut."""
 
 
 def file_uri(path: Path, *, options: str) -> str:
@@ -61,6 +70,8 @@ def connect_writer(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute("PRAGMA recursive_triggers=ON")
+    connection.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
+    connection.execute(f"PRAGMA journal_size_limit={WAL_LIMIT_BYTES}")
     return connection
 
 
@@ -91,6 +102,7 @@ def _translation(path: Path, err: sqlite3.Error, *, integrity: bool) -> LedgerEr
         return LedgerSchemaError(f"{str(path)!r} is no ledger: it is not a SQLite file")
     repairs = {
         "SQLITE_FULL": "the disk is full; make room and resume, nothing recorded so far is lost",
+        "SQLITE_READONLY_DBMOVED": "the file was moved or removed while it was open; nothing more can be recorded",
         "SQLITE_READONLY": "the file or its folder is read-only; make it writable, or open the ledger read-only",
         "SQLITE_IOERR": "the disk gave an input/output error; nothing of this step was stored",
         "SQLITE_CORRUPT": "the file is damaged; restore it from a copy",
@@ -106,16 +118,19 @@ class Database:
     """Both engines of one file. Writes of this process queue at a lock, which is fairer than SQLite's waiting."""
 
     def __init__(self, path: Path, *, read_only: bool) -> None:
-        self.path = path
+        self.path = path.absolute()  # what it is now, wherever the process goes
+        self.files = BlobFiles(self.path)
         self._writing = threading.Lock()
+        self._is_closed = False
+        self._identity: tuple[int, int] | None = None
         self._reader = create_engine(
-            "sqlite://", creator=lambda: connect_reader(path), poolclass=QueuePool, max_overflow=-1
+            "sqlite://", creator=lambda: connect_reader(self.path), poolclass=QueuePool, max_overflow=-1
         )
         event.listen(self._reader, "begin", _begin("BEGIN"))
         self._writer: Engine | None = None
         if not read_only:
             self._writer = create_engine(
-                "sqlite://", creator=lambda: connect_writer(path), poolclass=QueuePool, pool_size=1
+                "sqlite://", creator=self._connect_writer, poolclass=QueuePool, pool_size=1, max_overflow=0
             )
             event.listen(self._writer, "begin", _begin("BEGIN IMMEDIATE"))
 
@@ -124,24 +139,61 @@ class Database:
         """One write transaction: committed at the end, rolled back on any exception.
 
         Raises:
-            LedgerRefused: opened read-only, or a trigger or constraint forbids the write.
+            LedgerRefused: opened read-only, closed, or a trigger or constraint forbids the write.
+            LedgerStorageError: the disk failed, or the file is no longer where it was.
         """
         if self._writer is None:
             raise LedgerRefused(f"{str(self.path)!r} was opened read-only")
-        with self._writing, translated(self.path), Session(self._writer) as session, session.begin():
-            yield Transaction(session, as_of=as_of)
+        with self._writing:
+            self._require_open()
+            with translated(self.path), Session(self._writer) as session, session.begin():
+                yield Transaction(session, self.files, as_of=as_of)
+                self._require_same_file()
 
     @contextmanager
     def read(self, *, as_of: int = END) -> Iterator[Transaction]:
         """One consistent snapshot; the writer is not held up by it."""
+        self._require_open()
         with translated(self.path), Session(self._reader) as session:
-            yield Transaction(session, as_of=as_of)
+            yield Transaction(session, self.files, as_of=as_of)
 
     def close(self) -> None:
-        """Close all connections; the last one folds the write-ahead log into the file."""
-        self._reader.dispose()
-        if self._writer is not None:
-            self._writer.dispose()
+        """Wait for a write in progress, then close all connections; the last one folds the log into the file.
+
+        Later calls are refused: the run lock is about to be given back, and a connection made now would write without it.
+        """
+        with self._writing:
+            self._is_closed = True
+            self._reader.dispose()
+            if self._writer is not None:
+                self._writer.dispose()
+
+    def _connect_writer(self) -> sqlite3.Connection:
+        connection = connect_writer(self.path)
+        self._identity = self._identity or _identity(self.path)
+        return connection
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise LedgerRefused(f"{str(self.path)!r} was closed; open it again")
+
+    def _require_same_file(self) -> None:
+        """Refuse to commit into a file that has no name any more: SQLite would go on without an error, and all be lost."""
+        try:
+            identity = _identity(self.path)
+        except OSError as err:
+            raise LedgerStorageError(
+                f"{str(self.path)!r} was removed while it was open ({err.strerror}); nothing more can be recorded"
+            ) from err
+        if self._identity != identity:
+            raise LedgerStorageError(
+                f"{str(self.path)!r} was replaced by another file while it was open; nothing more can be recorded"
+            )
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
 
 
 def _begin(statement: str) -> Callable[[Connection], None]:

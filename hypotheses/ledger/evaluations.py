@@ -9,6 +9,7 @@ charge.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -82,13 +83,21 @@ def reserve(tx: Transaction, new: NewEvaluation, owner: Owner) -> Evaluation:
     return load(tx, row)
 
 
-def settle(tx: Transaction, evaluation_id: str, result: Settlement, owner: Owner) -> Evaluation:
-    """Store the result of a reserved evaluation; the same result once more changes nothing."""
+def fit_result(evaluation_id: str, result: Settlement) -> dict[str, Any]:
+    """Return the fields of a result as they are stored: checked, and what a program can make long or odd cut and cleaned.
+
+    Raises:
+        LedgerValueError: scored without losses, or failed with losses.
+    """
     _check_result(evaluation_id, result)
-    content = _capped(fields_of(result))
-    row = tx.session.get(models.Evaluation, evaluation_id)
-    if row is None:
-        raise LedgerNotFound(f"evaluations has no record {evaluation_id!r}")
+    return _capped(fields_of(result))
+
+
+def settle(
+    tx: Transaction, evaluation_id: str, content: Mapping[str, Any], owner: Owner, *, nll: float | None
+) -> Evaluation:
+    """Store the fields of a result (see `fit_result`); the same result once more changes nothing."""
+    row = _stored(tx, evaluation_id)
     if row.settled_seq is not None:
         tx.compare(EVALUATIONS, row, tx.columns(EVALUATIONS, without(content, *_HOST_FIELDS), store=False))
         tx.touch(row.settled_seq)
@@ -97,7 +106,7 @@ def settle(tx: Transaction, evaluation_id: str, result: Settlement, owner: Owner
     if last.owner != owner.token or last.action != "taken":
         raise LedgerRefused(f"{evaluation_id} is not reserved by this process; reserve it again before settling it")
     values = tx.columns(EVALUATIONS, content, store=True)
-    values |= {"state": "settled", "nll": result.nll, "settled_seq": tx.event("evaluation_settled", evaluation_id)}
+    values |= {"state": "settled", "nll": nll, "settled_seq": tx.event("evaluation_settled", evaluation_id)}
     for name, value in values.items():
         setattr(row, name, value)
     tx.session.flush()
@@ -107,7 +116,7 @@ def settle(tx: Transaction, evaluation_id: str, result: Settlement, owner: Owner
 
 def release(tx: Transaction, evaluation_id: str, owner: Owner, reason: str) -> Evaluation:
     """Give an evaluation back after a failure of the host: it stays reserved, the next attempt is not charged."""
-    row = tx.row(EVALUATIONS, evaluation_id)
+    row = _stored(tx, evaluation_id)
     last = _last_lease(tx, evaluation_id)
     if row.settled_seq is not None or last.owner != owner.token or last.action != "taken":
         raise LedgerRefused(f"{evaluation_id} is not being run by this process")
@@ -173,6 +182,14 @@ def _capped(content: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
+def _stored(tx: Transaction, evaluation_id: str) -> models.Evaluation:
+    """Return a row wherever the position is: what a call is about does not depend on how far a replay has come."""
+    row = tx.session.get(models.Evaluation, evaluation_id)
+    if row is None:
+        raise LedgerNotFound(f"evaluations has no record {evaluation_id!r}")
+    return row
+
+
 def _last_lease(tx: Transaction, evaluation_id: str) -> models.Lease:
     statement = select(models.Lease).where(models.Lease.evaluation_id == evaluation_id)
     row = tx.session.scalars(statement.order_by(models.Lease.number.desc()).limit(1)).first()
@@ -191,7 +208,7 @@ def _add_lease(
             owner=owner.token,
             pid=owner.pid,
             boot_id=owner.boot_id,
-            reason=reason,
+            reason=clean_text(reason)[:MAX_REASON_CHARACTERS],
             at=datetime.now(UTC),
         )
     )

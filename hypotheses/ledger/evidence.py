@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from hypotheses.ledger.blob_files import MAX_TEXT_BYTES
 from hypotheses.ledger.canonical import canonical_json
 from hypotheses.ledger.records import Json
-from hypotheses.ledger.transaction import MAX_TEXT_BYTES
 
 
 def clean_text(text: str) -> str:

@@ -7,8 +7,10 @@ from typing import NamedTuple
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
+from hypotheses.ledger.blob_files import BlobFiles
 from hypotheses.ledger.canonical import text_hash
 from hypotheses.ledger.columns import Base
+from hypotheses.ledger.errors import LedgerStorageError
 from hypotheses.ledger.models import Blob
 
 
@@ -89,8 +91,8 @@ INVARIANTS: tuple[Invariant, ...] = (
 )
 
 
-def violations(session: Session) -> list[str]:
-    """Return one sentence for each violation, in the order of `INVARIANTS`."""
+def violations(session: Session, files: BlobFiles) -> list[str]:
+    """Return one sentence for each violation, in the order of `INVARIANTS`; then those of texts, in rows and in files."""
     found = [
         invariant.sentence.format(*row) for invariant in INVARIANTS for row in session.execute(text(invariant.query))
     ]
@@ -109,6 +111,11 @@ def violations(session: Session) -> list[str]:
         if count
     ]
     for blob in session.scalars(select(Blob).order_by(Blob.hash)).yield_per(50):
-        if text_hash(blob.text) != blob.hash:
+        if blob.text is None:
+            try:
+                files.read(blob.hash)
+            except LedgerStorageError as err:
+                found.append(str(err))
+        elif text_hash(blob.text) != blob.hash:
             found.append(f"the text stored under {blob.hash} was altered")
     return found

@@ -25,14 +25,24 @@ from hypotheses.ledger import claims, evaluations, explanations, models, records
 from hypotheses.ledger.database import Database
 from hypotheses.ledger.errors import LedgerConflict, LedgerSchemaError, LedgerStorageError
 from hypotheses.ledger.evidence import clean_text, fit_evidence
+from hypotheses.ledger.file_systems import require_local, warn_of_network
 from hypotheses.ledger.lock import RunLock, boot_id
 from hypotheses.ledger.reader import LedgerReader
 from hypotheses.ledger.tables import fields_of
-from hypotheses.ledger.transaction import END, Transaction
+from hypotheses.ledger.transaction import END, Transaction, keep_if_long, text_of
 
 
 class Ledger(LedgerReader):
-    """One open ledger. Made by `create` or `open`; a context manager. All methods may be called from several threads.
+    """One open ledger. Made by `create` or `open`; a context manager.
+
+    **Threads.** Any method may be called from any thread. Writes queue, each is one short transaction; reads run beside
+    them, each on one snapshot. What a thread wrote or met, it and all that it tells about it see from then on: the
+    position is one for the opening and only grows. So several threads may each go on reserving, running and settling
+    evaluations, and the budget is exact. A lease belongs to the opening and not to a thread: a key that one thread holds
+    is `EvaluationInProgress` for all others until it is settled or released, by whichever thread. A thread that ends
+    without either leaves the call reserved until the ledger is opened again. While several threads replay, one may see
+    what another has met ahead of it; what must be the same in every replay is decided by one thread. `close` waits for
+    the write in progress and refuses every later call.
 
     Every method may raise `LedgerStorageError` or `LedgerBusy`; every writer `LedgerConflict` (other content under the
     same key), `LedgerNotFound` (names a record that does not exist), `LedgerRefused` (a rule forbids it) and
@@ -52,10 +62,12 @@ class Ledger(LedgerReader):
             LedgerConflict: a ledger is there already.
             LedgerBusy: another process writes to it.
             LedgerSchemaError: some other file is there.
+            LedgerStorageError: no such folder, or one on a network file system.
         """
         path = Path(path)
         if not path.parent.is_dir():
             raise LedgerStorageError(f"the folder {str(path.parent)!r} does not exist; make it first")
+        require_local(path)
         lock = RunLock(path)
         try:
             if path.exists() and schema.version_of(path) > 0:
@@ -84,9 +96,14 @@ class Ledger(LedgerReader):
             LedgerNotFound: no file.
             LedgerBusy: another process writes to it.
             LedgerSchemaError: no ledger, of a newer schema, or (read-only) of an older one, which a writer migrates.
+            LedgerStorageError: it lies on a network file system; a reader only logs a warning.
         """
         path = Path(path)
         version = schema.version_of(path)
+        if read_only:
+            warn_of_network(path)
+        else:
+            require_local(path)
         if version == 0:
             raise LedgerSchemaError(f"{str(path)!r} is empty: its creation was interrupted; start the run again")
         if read_only:
@@ -169,9 +186,11 @@ class Ledger(LedgerReader):
 
     def record_screening(self, screening: records.NewScreening) -> records.Screening:
         """Store a smoke run with its provisional checks."""
-        fit = {"evidence": fit_evidence(screening.evidence), "reason": clean_text(screening.reason)}
-        with self._write() as tx:
-            return tx.insert(tables.SCREENINGS, fields_of(screening) | fit)
+        fit = {
+            "evidence": fit_evidence(screening.evidence),
+            "reason": clean_text(screening.reason)[: evaluations.MAX_REASON_CHARACTERS],
+        }
+        return self._insert(tables.SCREENINGS, fields_of(screening) | fit)
 
     def reserve_evaluation(self, evaluation: records.NewEvaluation) -> records.Evaluation:
         """Reserve one evaluator call, in the transaction that creates its row.
@@ -199,8 +218,10 @@ class Ledger(LedgerReader):
             LedgerRefused: not reserved by this process.
             LedgerValueError: scored without losses, failed with losses, or a number that is not finite.
         """
+        content = evaluations.fit_result(evaluation_id, result)
+        self._keep_long_texts(tables.EVALUATIONS, content)
         with self._write() as tx:
-            return evaluations.settle(tx, evaluation_id, result, self._owner)
+            return evaluations.settle(tx, evaluation_id, content, self._owner, nll=result.nll)
 
     def release_evaluation(self, evaluation_id: str, *, reason: str) -> records.Evaluation:
         """Give back an evaluation after a failure of the host; reserving it again is no charge."""
@@ -326,8 +347,17 @@ class Ledger(LedgerReader):
             return tx.find(tables.NOISE, program_id, split)
 
     def _add(self, table: tables.Table[tables.R], record: object) -> tables.R:
+        return self._insert(table, fields_of(record))
+
+    def _insert(self, table: tables.Table[tables.R], content: records.Json) -> tables.R:
+        self._keep_long_texts(table, content)
         with self._write() as tx:
-            return tx.insert(table, fields_of(record))
+            return tx.insert(table, content)
+
+    def _keep_long_texts(self, table: tables.Table[tables.R], content: records.Json) -> None:
+        """Write the files of long texts before the transaction, which then finds them: other threads need not wait."""
+        for name in (*table.texts, *table.jsons):
+            keep_if_long(self._database.files, text_of(table, name, content[name]), name=f"{table.event}.{name}")
 
     @contextmanager
     def _write(self) -> Iterator[Transaction]:

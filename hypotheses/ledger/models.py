@@ -2,7 +2,7 @@
 
 Every row that matters has a place in the one order of events (`events.seq`); order between tables is a comparison of
 these numbers, for example ``predictions.registered_seq < evaluations.reserved_seq``. JSON is stored as canonical text
-(SQL users have `json_extract`), long texts in `blobs` by sha256. `info={"hashed": False}` marks columns and tables that
+(SQL users have `json_extract`), texts in `blobs` by sha256. `info={"hashed": False}` marks columns and tables that
 tell about the host or the clock rather than about the search; they are left out of the content hash.
 """
 
@@ -38,12 +38,15 @@ class Event(Base):
 
 
 class Blob(Base):
-    """Long texts by the sha256 of their UTF-8. Rows hold the hash, so the table itself is not hashed."""
+    """Texts by the sha256 of their UTF-8; NULL where the text is too long for a row and lies in its file (`blob_files`).
+
+    Rows hold the hash, so the table itself is not hashed: it does not matter where a text lies.
+    """
 
     __tablename__ = "blobs"
     __table_args__ = {"info": NOT_HASHED}
     hash: Mapped[str] = mapped_column(primary_key=True)
-    text: Mapped[str]
+    text: Mapped[str | None]
 
 
 class Environment(Base):

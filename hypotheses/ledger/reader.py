@@ -206,7 +206,7 @@ class LedgerReader:
     def check_invariants(self) -> list[str]:
         """Check by SQL what must hold in every ledger; return one sentence for each violation."""
         with self._read(as_of=END) as tx:
-            return invariants.violations(tx.session)
+            return invariants.violations(tx.session, tx.files)
 
     @contextmanager
     def _read(self, *, as_of: int | None = None, moves: bool = False) -> Iterator[Transaction]:

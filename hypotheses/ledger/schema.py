@@ -5,30 +5,28 @@ this code: what is registered or settled is never changed or removed, a control 
 predictions are registered, and no evaluation is reserved beyond the budget. `INSERT OR REPLACE` would delete without
 firing a delete trigger, so inserting over an existing key is refused as well.
 
-To change the schema: raise `SCHEMA_VERSION`, and append to `MIGRATIONS` a function that brings a file from the version
-before.
+To change the schema: raise `SCHEMA_VERSION`, and append to `migrations.MIGRATIONS` a function that brings a file from the
+version before.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
 from sqlalchemy import Connection
 
+from hypotheses.ledger.blob_files import BlobFiles
 from hypotheses.ledger.columns import Base
 from hypotheses.ledger.database import connect_reader, connect_writer, translated
 from hypotheses.ledger.errors import LedgerNotFound, LedgerSchemaError
+from hypotheses.ledger.migrations import MIGRATIONS, Migration
 from hypotheses.ledger.models import Evaluation
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x51464C44  # "QFLD", in the header of the file
-
-Migration = Callable[[sqlite3.Connection], None]
-MIGRATIONS: Mapping[int, Migration] = {}
-"""By the version they lead to; version 1 is what `create` makes."""
 
 _RESERVATION = (
     "id", "reserved_seq", "kind", "program_id", "split", "draw", "seed", "control_id", "observation_id",
@@ -124,8 +122,10 @@ def migrate(path: Path, *, target: int = SCHEMA_VERSION, steps: Mapping[int, Mig
     """Bring an older ledger to `target`: a copy beside it first, then each step in a transaction of its own.
 
     Raises:
-        LedgerSchemaError: a step is missing. The file is unchanged.
+        LedgerSchemaError: a step is missing, or leaves a row that names nothing. The file is unchanged.
+        LedgerStorageError: there is no room for the copy or for what the step writes. The file is unchanged.
     """
+    files = BlobFiles(path)
     with translated(path):
         connection = connect_writer(path)
         try:
@@ -135,10 +135,18 @@ def migrate(path: Path, *, target: int = SCHEMA_VERSION, steps: Mapping[int, Mig
                 raise LedgerSchemaError(f"{str(path)!r} has schema version {version}; no step leads to {missing[0]}")
             if version < target:
                 _back_up(connection, path.with_name(f"{path.name}.v{version}.backup"))
+            # A table is rebuilt by dropping the old one, which foreign keys in force would forbid; no effect inside BEGIN.
+            connection.execute("PRAGMA foreign_keys=OFF")
             for number in range(version + 1, target + 1):
                 connection.execute("BEGIN IMMEDIATE")
                 try:
-                    steps[number](connection)
+                    steps[number](connection, files)
+                    broken = connection.execute("PRAGMA foreign_key_check").fetchone()
+                    if broken is not None:
+                        raise LedgerSchemaError(
+                            f"{str(path)!r}: version {number} cannot be reached, because row {broken[1]} of {broken[0]} "
+                            f"names a record of {broken[2]} that does not exist; restore it from a copy"
+                        )
                     stamp = (number, datetime.now(UTC).isoformat())
                     connection.execute("INSERT INTO schema_versions (version, applied_at) VALUES (?, ?)", stamp)
                     connection.execute(f"PRAGMA user_version={number}")

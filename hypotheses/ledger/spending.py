@@ -8,8 +8,12 @@ from sqlalchemy import select
 
 from hypotheses.ledger import models
 from hypotheses.ledger.canonical import canonical_json
+from hypotheses.ledger.evidence import clean_text
 from hypotheses.ledger.records import LlmSpend
 from hypotheses.ledger.transaction import Transaction
+
+MAX_ERROR_CHARACTERS = 4_096
+"""A server may answer a failed call with a whole page."""
 
 
 def add_failure(
@@ -28,7 +32,7 @@ def add_failure(
         models.LlmFailure(
             purpose=purpose,
             model=model,
-            error=error,
+            error=clean_text(error)[:MAX_ERROR_CHARACTERS],
             tokens_in=tokens_in,
             tokens_out=tokens_out,
             cost=cost,

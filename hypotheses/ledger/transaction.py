@@ -1,4 +1,4 @@
-"""One transaction on the ledger: idempotent inserts, reads as of a position, blobs.
+"""One transaction on the ledger: idempotent inserts, reads as of a position, texts.
 
 `insert` is what makes a replay safe: a record whose natural key is stored already is compared with what is given now.
 The same content gives back the stored record and writes nothing; other content is a `LedgerConflict` that names each
@@ -17,14 +17,13 @@ from sqlalchemy import Float, select
 from sqlalchemy.orm import Session
 
 from hypotheses.ledger import models
+from hypotheses.ledger.blob_files import MAX_INLINE_BYTES, MAX_TEXT_BYTES, BlobFiles
 from hypotheses.ledger.canonical import canonical_json, make_id, text_hash
 from hypotheses.ledger.errors import LedgerConflict, LedgerNotFound, LedgerValueError
 from hypotheses.ledger.tables import R, Table
 
 END = 2**62
 """A position after every event: reads see everything."""
-
-MAX_TEXT_BYTES = 1 << 20
 
 
 class Transaction:
@@ -34,8 +33,9 @@ class Transaction:
     this transaction wrote or met (`touched`), whichever is later. Inserts and `find` see everything.
     """
 
-    def __init__(self, session: Session, *, as_of: int = END) -> None:
+    def __init__(self, session: Session, files: BlobFiles, *, as_of: int = END) -> None:
         self.session = session
+        self.files = files
         self.as_of = as_of
         self.touched = 0
 
@@ -57,17 +57,16 @@ class Transaction:
         return row.seq
 
     def put_text(self, text: str, *, name: str) -> str:
-        """Store a text under its sha256, once, and return the hash.
+        """Store a text under its sha256, once, and return the hash. A long one is in its file before its row is written.
 
         Raises:
             LedgerValueError: more than `MAX_TEXT_BYTES` of UTF-8, or a lone surrogate.
+            LedgerStorageError: its file cannot be written.
         """
-        size = _check_unicode(text, name)
-        if size > MAX_TEXT_BYTES:
-            raise LedgerValueError(f"{name} has {size} bytes; the ledger keeps texts of up to {MAX_TEXT_BYTES} bytes")
         digest = text_hash(text)
+        is_long = keep_if_long(self.files, text, name=name)
         if self.session.get(models.Blob, digest) is None:
-            self.session.add(models.Blob(hash=digest, text=text))
+            self.session.add(models.Blob(hash=digest, text=None if is_long else text))
             self.session.flush()
         return digest
 
@@ -78,7 +77,7 @@ class Transaction:
         blob = self.session.get(models.Blob, digest)
         if blob is None:
             raise LedgerNotFound(f"no text with the hash {digest!r}")
-        return blob.text
+        return self.files.read(digest) if blob.text is None else blob.text
 
     def columns(self, table: Table[Any], content: Mapping[str, Any], *, store: bool) -> dict[str, Any]:
         """Return column values for record fields; texts become hashes (stored if `store`), numbers are checked."""
@@ -86,7 +85,7 @@ class Transaction:
         for name, value in content.items():
             label = f"{table.event}.{name}"
             if name in table.texts or name in table.jsons:
-                text = canonical_json(value, name=label) if name in table.jsons else str(value)
+                text = text_of(table, name, value)
                 values[f"{name}_hash"] = self.put_text(text, name=label) if store else text_hash(text)
                 continue
             if isinstance(value, str):
@@ -206,6 +205,26 @@ class Transaction:
         seqs = [row.seq for row in rows]
         for start in range(0, len(seqs), 500):
             self.session.scalars(select(models.Event).where(models.Event.seq.in_(seqs[start : start + 500]))).all()
+
+
+def text_of(table: Table[Any], name: str, value: Any) -> str:
+    """Return a field that is kept as a text."""
+    return canonical_json(value, name=f"{table.event}.{name}") if name in table.jsons else str(value)
+
+
+def keep_if_long(files: BlobFiles, text: str, *, name: str) -> bool:
+    """Write the file of a text that is too long for a row; return whether it is.
+
+    Raises:
+        LedgerValueError: more than `MAX_TEXT_BYTES` of UTF-8, or a lone surrogate.
+        LedgerStorageError: the file cannot be written.
+    """
+    size = _check_unicode(text, name)
+    if size > MAX_TEXT_BYTES:
+        raise LedgerValueError(f"{name} has {size} bytes; the ledger keeps texts of up to {MAX_TEXT_BYTES} bytes")
+    if size > MAX_INLINE_BYTES:
+        files.keep(text, text_hash(text))
+    return size > MAX_INLINE_BYTES
 
 
 def _column_name(table: Table[Any], field: str) -> str:

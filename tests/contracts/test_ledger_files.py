@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hypotheses.ledger import Ledger, LedgerConflict, LedgerSchemaError, LedgerStorageError, NewRequiredEdit
+from hypotheses.ledger.blob_files import BlobFiles
 from hypotheses.ledger.columns import Base
 from hypotheses.ledger.schema import migrate
 from tests.ledger_builders import new_campaign, new_program, observe, play
@@ -100,33 +101,33 @@ def test_foreign_keys_reach_between_tables_that_name_each_other(played: Path) ->
     assert targets == {"events", "programs", "controls", "observations", "blobs"}
 
 
-def add_column(connection: sqlite3.Connection) -> None:
+def add_column(connection: sqlite3.Connection, files: BlobFiles) -> None:
     connection.execute("ALTER TABLE notes ADD COLUMN author TEXT NOT NULL DEFAULT ''")
 
 
 def test_an_older_schema_is_migrated_after_a_backup(copy: Path) -> None:
-    migrate(copy, target=2, steps={2: add_column})
+    migrate(copy, target=3, steps={3: add_column})
     connection = sqlite3.connect(copy)
-    assert connection.execute("PRAGMA user_version").fetchone() == (2,)
-    assert connection.execute("SELECT version FROM schema_versions ORDER BY version").fetchall() == [(1,), (2,)]
+    assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+    assert connection.execute("SELECT version FROM schema_versions ORDER BY version").fetchall() == [(2,), (3,)]
     assert connection.execute("SELECT DISTINCT author FROM notes").fetchall() == [("",)]
     connection.close()
-    with pytest.raises(LedgerSchemaError, match="schema version 2"):
+    with pytest.raises(LedgerSchemaError, match="schema version 3"):
         Ledger.open(copy)
-    with Ledger.open(copy.with_name("ledger.sqlite.v1.backup"), read_only=True) as backup:
+    with Ledger.open(copy.with_name("ledger.sqlite.v2.backup"), read_only=True) as backup:
         assert len(backup.notes()) == 3
         assert backup.check_invariants() == []
 
 
 def test_a_failing_migration_changes_nothing(copy: Path) -> None:
-    def fail(connection: sqlite3.Connection) -> None:
-        add_column(connection)
+    def fail(connection: sqlite3.Connection, files: BlobFiles) -> None:
+        add_column(connection, files)
         raise RuntimeError("half way")
 
     with pytest.raises(RuntimeError, match="half way"):
-        migrate(copy, target=2, steps={2: fail})
-    with pytest.raises(LedgerSchemaError, match="no step leads to 2"):
-        migrate(copy, target=2, steps={})
+        migrate(copy, target=3, steps={3: fail})
+    with pytest.raises(LedgerSchemaError, match="no step leads to 3"):
+        migrate(copy, target=3, steps={})
     with Ledger.open(copy) as ledger:
         play(ledger)
         assert ledger.num_unreplayed() == 0

@@ -14,6 +14,9 @@ from forge.errors import ProposerError, RecipeError
 from forge.run_folder import RunFolderError
 from hypotheses.ledger.errors import LedgerBusy, LedgerStorageError
 
+FULL = "the host failed: No space left on device"
+MEND = "mend that and resume, nothing recorded so far is lost"
+
 
 def noted(error: BaseException, note: str) -> BaseException:
     error.add_note(note)
@@ -31,6 +34,8 @@ def noted(error: BaseException, note: str) -> BaseException:
         (SandboxUnavailableError("no bwrap"), 2, "quantforge: no bwrap\n"),
         (LedgerBusy("in use"), 2, "quantforge: in use\n"),
         (LedgerStorageError("the disk is full"), 1, "quantforge: the host failed: the disk is full\n"),
+        (OSError(28, "No space left on device", "/run/x"), 1, f"quantforge: {FULL} (/run/x); {MEND}\n"),
+        (OSError(28, "No space left on device"), 1, f"quantforge: {FULL}; {MEND}\n"),
         (HostError("no memory"), 1, "quantforge: the host failed: no memory\n"),
         (KeyboardInterrupt(), 130, "quantforge: interrupted\n"),
         (
@@ -71,6 +76,7 @@ def test_sigterm_walks_the_same_way_out_as_an_interrupt(capsys: pytest.CaptureFi
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_mistake_of_ours_is_not_hidden() -> None:
-    with pytest.raises(ZeroDivisionError), told_in_one_sentence():
-        raise ZeroDivisionError
+@pytest.mark.parametrize("error", [ZeroDivisionError(), FileNotFoundError(2, "No such file"), OSError("no number")])
+def test_a_mistake_of_ours_is_not_hidden(error: Exception) -> None:
+    with pytest.raises(type(error)), told_in_one_sentence():
+        raise error
