@@ -32,6 +32,10 @@ class ArtifactStore:
             raise ArtifactError(f"{artifact_hash!r} is no artifact hash (64 hex digits)")
         return self.folder / f"{artifact_hash}.safetensors"
 
+    def has(self, artifact_hash: str) -> bool:
+        """Whether there is a file for an artifact (its content is checked when it is loaded); False for what is no hash."""
+        return bool(ARTIFACT_HASH.fullmatch(artifact_hash)) and self.path(artifact_hash).is_file()
+
     def keep(self, artifact: Artifact) -> Artifact:
         """Save an artifact, and return it as loaded back from the disk.
 

@@ -3,7 +3,8 @@
 What a worker sees under `BubblewrapIsolation`, and why:
 
     path                        how                     why
-    /usr, /lib*, /bin, /sbin    read-only, or links     shared libraries, the C compiler that Triton calls
+    /lib*, /bin, /sbin, and     read-only, or links     shared libraries, the C compiler that Triton calls
+    these of /usr, /usr/local                           (not /usr/share, /usr/src: a checkout or text may lie there)
     /etc/ld.so.cache ...        read-only, single       finding those libraries; no accounts, hosts or certificates
     base interpreter            bin, lib*, include      standard library, shared libraries, headers, read-only
     package folders             read-only               torch and what it needs; our own packages there are masked
@@ -29,6 +30,7 @@ import importlib.util
 import json
 import os
 import re
+import resource
 import select
 import shutil
 import socket
@@ -55,6 +57,8 @@ SCRATCH: Final = "/tmp/program"
 SHARED_MEMORY_BYTES: Final = 64 << 20
 START_TIMEOUT_S: Final = 30.0
 _SYSTEM_FOLDERS: Final = ("/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin")
+_USER_FOLDERS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "libexec", "include")
+_TOOLKITS: Final = ("/usr/local/cuda*", "/usr/local/nvidia")
 _SYSTEM_FILES: Final = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives")
 _HOST_PROC: Final = (
     "acpi",
@@ -128,7 +132,9 @@ class BubblewrapIsolation:
         options += ["--hostname", "sandbox", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
         # First, so that an interpreter or package folder below /tmp is bound over it and not hidden by it.
         options += ["--perms", "0777", "--size", str(2 * limits.file_bytes), "--tmpfs", "/tmp", "--dir", SCRATCH]
-        options += ["--ro-bind", "/usr", "/usr"]
+        bound = _user_folders()
+        for folder in bound:
+            options += ["--ro-bind", str(folder), str(folder)]
         for name in _SYSTEM_FOLDERS:
             if os.path.islink(name):
                 options += ["--symlink", os.readlink(name), name]
@@ -136,7 +142,6 @@ class BubblewrapIsolation:
                 options += ["--ro-bind", name, name]
         for path in (*_SYSTEM_FILES, *_PROCESSOR_FOLDERS):
             options += ["--ro-bind-try", path, path]
-        bound = [Path("/usr")]
         wanted = [*runtime.prefix_folders, *runtime.package_folders, runtime.executable, *_driver_folders()]
         for folder in wanted:
             if not _lies_below(folder, bound):
@@ -186,7 +191,7 @@ class BubblewrapIsolation:
 
     def _environment(self, runtime: PythonRuntime, threads: int) -> dict[str, str]:
         environment = worker_environment(threads=threads, scratch=SCRATCH)
-        visible = [Path("/usr"), *runtime.prefix_folders, *runtime.package_folders, *_driver_folders()]
+        visible = [*_user_folders(), *runtime.prefix_folders, *runtime.package_folders, *_driver_folders()]
         libraries = [path for path in _library_path() if _lies_below(path, visible)]
         if libraries:
             environment["LD_LIBRARY_PATH"] = ":".join(map(str, libraries))
@@ -235,6 +240,8 @@ def start_bubblewrap(
         while passed:
             os.close(passed.pop())
         init_pid = int(_read_info(info_read)["child-pid"])
+        # One byte: with 0 the kernel would still call the host's handler of core files, which runs as the superuser.
+        _limit_core(init_pid)
         group = _join(group, (process.pid, init_pid))
         sandbox = NamespaceSandbox(process, init_pid=init_pid, temporary=("/tmp", "/dev/shm"), group=group)
         os.write(block_write, b"1")
@@ -253,6 +260,18 @@ def start_bubblewrap(
     finally:
         for fd in (info_read, block_write, *passed):
             os.close(fd)
+
+
+def _limit_core(pid: int) -> None:
+    _, hard = resource.prlimit(pid, resource.RLIMIT_CORE)
+    size = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
+    resource.prlimit(pid, resource.RLIMIT_CORE, (size, size))
+
+
+def _user_folders() -> list[Path]:
+    folders = [Path(root) / name for root in ("/usr", "/usr/local") for name in _USER_FOLDERS]
+    folders += [path for pattern in _TOOLKITS for path in Path("/").glob(pattern[1:])]
+    return [folder for folder in folders if folder.is_dir() and not folder.is_symlink()]
 
 
 def _join(group: ControlGroup | None, pids: Sequence[int]) -> ControlGroup | None:

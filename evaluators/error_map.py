@@ -6,7 +6,8 @@ All layers in one pass over the blocks, each at the input that the *quantized* m
     activation   || x W^T - A(T x) (W T^-1)^T ||^2 / || x W^T ||^2
     joint        || x W^T - A(T x) What^T - (x a^T) b^T ||^2 / || x W^T ||^2
 
-W includes the artifact's folds. Biases cancel.
+W includes the artifact's folds. Biases cancel. A ratio that is not finite, or beyond `MAX_RATIO`, counts as `MAX_RATIO`: the
+numbers of an artifact that scored well on one text may overflow on another.
 
 Legend: C chunks, L tokens per chunk, T tokens, N output features, K input features.
 """
@@ -27,12 +28,14 @@ from evaluators.session import Layer
 from evaluators.streams import BATCH_TOKENS
 from evaluators.subjects import Subject
 from evaluators.two_streams import TwoStreamModel
-from forge_kernels.ops.encode import choose_scales
+from forge_kernels.ops._arithmetic import split_runs
+from forge_kernels.ops.encode import block_amax, scale_bytes
 from forge_kernels.ops.fake_quantize import fake_quantize
 from forge_kernels.rules import ScaleRule
 from forge_kernels.transforms import apply_transform, transform_weight
 
 LARGEST_VALUE = 6.0
+MAX_RATIO = 1e9
 SCALE_BIAS = 127
 
 
@@ -67,10 +70,15 @@ def error_map(subject: Subject, artifact: Artifact, tokens_CL: Tensor, contract:
 
 
 def clip_counts(transformed_TK: Tensor, scale_rule: ScaleRule) -> int:
-    """Return how many values of (T, K) lie beyond the largest code of their block, ``|x| > 6 * 2^(byte - 127)``."""
-    scales_TB = choose_scales(transformed_TK, scale_rule=scale_rule).to(torch.float32)
-    limits_TB1 = (LARGEST_VALUE * torch.exp2(scales_TB - SCALE_BIAS)).unsqueeze(-1)
-    return int((torch.unflatten(transformed_TK.abs(), -1, (-1, BLOCK_LENGTH)) > limits_TB1).sum())
+    """Return how many values of (T, K) lie beyond the largest code of their block, ``|x| > 6 * 2^(byte - 127)``.
+
+    All values of a block that is not finite as a whole are counted.
+    """
+    blocks_TBJ = split_runs(transformed_TK.to(torch.float32), BLOCK_LENGTH)
+    scales_TB1 = scale_bytes(blocks_TBJ, block_amax(blocks_TBJ), scale_rule).to(torch.float32)
+    limits_TB1 = LARGEST_VALUE * torch.exp2(scales_TB1 - SCALE_BIAS)
+    is_broken_TB1 = ~blocks_TBJ.isfinite().all(dim=-1, keepdim=True)
+    return int(((blocks_TBJ.abs() > limits_TB1) | is_broken_TB1).sum())
 
 
 class _LayerSums:
@@ -107,11 +115,16 @@ class _LayerSums:
             layer=self._layer.name,
             block=self._layer.block,
             role=self._layer.role,
-            weight=self._weight / power,
-            activation=self._activation / power,
-            joint=self._joint / power,
+            weight=_ratio(self._weight, power),
+            activation=_ratio(self._activation, power),
+            joint=_ratio(self._joint, power),
             clip_rate=self._num_clipped / max(1, self._num_values),
         )
+
+
+def _ratio(error: float, power: float) -> float:
+    ratio = error / power
+    return ratio if ratio < MAX_RATIO else MAX_RATIO
 
 
 def _squared(tensor: Tensor) -> float:

@@ -214,7 +214,7 @@ class Evaluator:
 
     def has_artifact(self, artifact_hash: str) -> bool:
         """Whether an artifact is kept (its content is checked when it is loaded)."""
-        return (self.artifacts_dir / f"{artifact_hash}.safetensors").is_file()
+        return ArtifactStore(self.artifacts_dir).has(artifact_hash)
 
     def load_artifact(self, artifact_hash: str) -> Artifact:
         """Return a kept artifact.

@@ -49,6 +49,11 @@ class FoldGuard:
         self._tokens_CL = tokens_CL[:1, :PROBE_TOKENS]
         self._original: Tensor | None = None
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the next fold sends through the subject, made or refused."""
+        return self._tokens_CL.numel() * (2 if self._original is None else 1)
+
     def fold(self, site: Site, matrix: Any) -> Tensor:
         """Make the fold, and return the matrix as a copy that the program cannot reach.
 

@@ -1,9 +1,10 @@
 """A started worker as the host sees it: what it uses, how it ended, and how to end it with everything it started.
 
-Memory is judged by two measures. The quick one, taken at every look, is an upper bound: resident sizes summed over
-all processes (pages shared after a fork count more than once), plus temporary files. Only when that exceeds the limit
-the slow one decides: proportional sizes, file pages left out, shared memory counted once. Not seen without a cgroup:
-memory that is neither mapped nor in a file of the sandbox, such as socket buffers.
+Memory is judged by two measures. The quick one, taken at every look, is an upper bound: resident sizes, page tables and
+swapped pages summed over all processes (pages shared after a fork count more than once), plus temporary files with
+what the kernel keeps for each. Only when that exceeds the limit the slow one decides: proportional sizes, file pages left
+out, shared memory counted once. Not seen without a cgroup: small objects of the kernel that are neither mapped nor in a
+file of the sandbox, such as descriptors, file locks and the descriptions of mappings.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from evaluators.errors import HostError
 END_TIMEOUT_S: Final = 10.0
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _KIBIBYTES: Final = re.compile(r"^(Pss(?:_Anon|_Shmem)?):\s+(\d+) kB", re.MULTILINE)
+_UNMAPPED: Final = re.compile(r"^Vm(?:PTE|Swap):\s+(\d+) kB", re.MULTILINE)
+INODE_BYTES: Final = 1024
+"""What the kernel keeps for an empty file or a link: neither is part of any process, and a file system limits only blocks."""
 
 
 class Sandbox(Protocol):
@@ -90,7 +94,8 @@ class NamespaceSandbox:
         root = self._find_root()
         if root is None:
             return 0
-        return sum(_read_stat(folder)[0] for folder in _process_folders(f"{root}/proc")) + self._temporary_bytes(root)
+        folders = _process_folders(f"{root}/proc")
+        return sum(_read_stat(folder)[0] + _read_unmapped(folder) for folder in folders) + self._temporary_bytes(root)
 
     def memory_bytes(self) -> int:
         """See `Sandbox.memory_bytes`."""
@@ -100,7 +105,7 @@ class NamespaceSandbox:
         private, shared = 0, 0
         for folder in _process_folders(f"{root}/proc"):
             anonymous, shmem = _read_proportional(folder)
-            private += anonymous
+            private += anonymous + _read_unmapped(folder)
             shared += shmem
         return private + max(shared, self._temporary_bytes(root))
 
@@ -156,6 +161,7 @@ class NamespaceSandbox:
             except OSError:
                 continue
             total += (status.f_blocks - status.f_bfree) * status.f_frsize
+            total += (status.f_files - status.f_ffree) * INODE_BYTES
         return total
 
 
@@ -178,11 +184,11 @@ class PlainSandbox:
 
     def memory_bound(self) -> int:
         """See `Sandbox.memory_bound`."""
-        return sum(_read_stat(f"/proc/{pid}")[0] for pid in self._pids())
+        return sum(_read_stat(f"/proc/{pid}")[0] + _read_unmapped(f"/proc/{pid}") for pid in self._pids())
 
     def memory_bytes(self) -> int:
         """See `Sandbox.memory_bytes`."""
-        return sum(sum(_read_proportional(f"/proc/{pid}")) for pid in self._pids())
+        return sum(sum(_read_proportional(f"/proc/{pid}")) + _read_unmapped(f"/proc/{pid}") for pid in self._pids())
 
     def is_memory_exceeded(self) -> bool:
         """See `Sandbox.is_memory_exceeded`."""
@@ -277,6 +283,15 @@ def _read_stat(folder: str) -> tuple[int, int]:
     # The second field is the command in parentheses, and may hold spaces and parentheses itself.
     fields = text[text.rfind(b")") + 2 :].split()
     return int(fields[21]) * _PAGE, int(fields[17])
+
+
+def _read_unmapped(folder: str) -> int:
+    """Return the bytes that a process costs beside its resident pages: page tables, and pages that it sent to swap."""
+    try:
+        text = Path(f"{folder}/status").read_text(errors="replace")
+    except OSError:
+        return 0
+    return sum(int(value) * 1024 for value in _UNMAPPED.findall(text))
 
 
 def _read_proportional(folder: str) -> tuple[int, int]:

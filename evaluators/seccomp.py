@@ -2,9 +2,13 @@
 
 Namespaces leave open: sockets outside network namespaces (vsock reaches the host of a virtual machine), kernel
 keyrings of the user, memory that can outlive its mapping and so escapes a watchdog (memfd, System V shared memory,
-anonymous shared mappings), and rarely used interfaces with a record of faults (bpf, io_uring, userfaultfd, perf
-events, module loading). A program needs none of them. Refused calls return EPERM; nothing is killed, so that
-libraries can fall back.
+anonymous shared mappings, huge pages, the buffers of sockets), the host's handler of core files, and rarely used
+interfaces with a record of faults (bpf, io_uring, userfaultfd, perf events, module loading). A program needs none of
+them. Refused calls return EPERM; nothing is killed, so that libraries can fall back.
+
+Sockets of every kind are refused, not only those that reach something: a connection of a program to itself, sent to
+the evaluator as a descriptor, would keep the evaluator closing it for as long as its linger time says. CUDA makes
+Unix sockets and shared mappings, so beside a GPU these two are left.
 """
 
 from __future__ import annotations
@@ -32,25 +36,36 @@ _ARGUMENT_0: Final = 16  # low half of a 64-bit argument; the next one is 8 furt
 _MMAP_FLAGS: Final = _ARGUMENT_0 + 3 * 8
 _SHARED_ANONYMOUS: Final = 0x21  # MAP_SHARED | MAP_ANONYMOUS
 _X32_BIT: Final = 0x40000000
-_FAMILIES: Final = (1, 2, 10, 16)
-"""AF_UNIX, AF_INET, AF_INET6, AF_NETLINK: these obey the network namespace, which holds no interface that is up."""
+_GPU_FAMILIES: Final = (1, 16)
+"""AF_UNIX and AF_NETLINK: these obey the network namespace, and no socket of theirs lingers when it is closed."""
+_HUGE_PAGES: Final = 0x40000  # MAP_HUGETLB
+_CORE_SIZE: Final = 4  # RLIMIT_CORE; 1, as the host sets it, keeps the kernel from calling a handler, 0 does not
 
 
 class Machine(NamedTuple):
-    """Audit number of an architecture, numbers of the calls judged by an argument, and the refused calls by name."""
+    """Audit number of an architecture, numbers of the calls judged by an argument, and the refused calls by name.
+
+    unshared: refused where no GPU needs them.
+    """
 
     audit: int
     socket: int
     mmap: int
+    prlimit: int
+    setrlimit: int
     has_x32: bool
     refused: dict[str, int]
+    unshared: dict[str, int]
 
 
 _X86_64: Final = Machine(
     audit=0xC000003E,
     socket=41,
     mmap=9,
+    prlimit=302,
+    setrlimit=160,
     has_x32=True,
+    unshared={"sendmsg": 46, "socketpair": 53, "sendmmsg": 307},
     refused={
         "shmget": 29, "ptrace": 101, "syslog": 103, "semget": 64, "msgget": 68, "personality": 135, "pivot_root": 155,
         "chroot": 161, "acct": 163, "mount": 165, "umount2": 166, "swapon": 167, "swapoff": 168, "reboot": 169,
@@ -65,7 +80,10 @@ _AARCH64: Final = Machine(
     audit=0xC00000B7,
     socket=198,
     mmap=222,
+    prlimit=261,
+    setrlimit=164,
     has_x32=False,
+    unshared={"socketpair": 199, "sendmsg": 211, "sendmmsg": 269},
     refused={
         "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "quotactl": 60, "vmsplice": 75, "acct": 89,
         "personality": 92, "unshare": 97, "kexec_load": 104, "init_module": 105, "delete_module": 106, "syslog": 116,
@@ -88,9 +106,12 @@ MACHINES: Final = {"x86_64": _X86_64, "aarch64": _AARCH64}
 def build_filter(machine: Machine, *, allow_shared: bool = False) -> bytes:
     """Return the filter program as an array of ``struct sock_filter``.
 
-    allow_shared: let anonymous shared mappings pass, which CUDA cannot do without.
+    allow_shared: let anonymous shared mappings and Unix sockets pass, which CUDA cannot do without.
     """
     refused = sorted({*machine.refused.values(), *_SHARED.values()})
+    families = _GPU_FAMILIES if allow_shared else ()
+    if not allow_shared:
+        refused = sorted({*refused, *machine.unshared.values()})
     code = [
         _instruction(_LOAD, _ARCHITECTURE),
         _instruction(_JUMP_EQUAL, machine.audit, when_true=1),
@@ -109,7 +130,10 @@ def build_filter(machine: Machine, *, allow_shared: bool = False) -> bytes:
         ]
     if not allow_shared:
         code += [
-            _instruction(_JUMP_EQUAL, machine.mmap, when_false=5),
+            _instruction(_JUMP_EQUAL, machine.mmap, when_false=8),
+            _instruction(_LOAD, _MMAP_FLAGS),
+            _instruction(_AND, _HUGE_PAGES),
+            _instruction(_JUMP_EQUAL, _HUGE_PAGES, when_true=3),
             _instruction(_LOAD, _MMAP_FLAGS),
             _instruction(_AND, _SHARED_ANONYMOUS),
             _instruction(_JUMP_EQUAL, _SHARED_ANONYMOUS, when_false=1),
@@ -117,12 +141,27 @@ def build_filter(machine: Machine, *, allow_shared: bool = False) -> bytes:
             _instruction(_RETURN, _ALLOW),
         ]
     code += [
+        _instruction(_JUMP_EQUAL, machine.setrlimit, when_false=4),
+        _instruction(_LOAD, _ARGUMENT_0),
+        _instruction(_JUMP_EQUAL, _CORE_SIZE, when_false=1),
+        _instruction(_RETURN, _ERROR | errno.EPERM),
+        _instruction(_RETURN, _ALLOW),
+        _instruction(_JUMP_EQUAL, machine.prlimit, when_false=8),
+        _instruction(_LOAD, _ARGUMENT_0 + 8),
+        _instruction(_JUMP_EQUAL, _CORE_SIZE, when_false=5),
+        # Asking is allowed: then the new limit is a null pointer, in both halves.
+        _instruction(_LOAD, _ARGUMENT_0 + 16),
+        _instruction(_JUMP_EQUAL, 0, when_false=2),
+        _instruction(_LOAD, _ARGUMENT_0 + 20),
+        _instruction(_JUMP_EQUAL, 0, when_true=1),
+        _instruction(_RETURN, _ERROR | errno.EPERM),
+        _instruction(_RETURN, _ALLOW),
         _instruction(_JUMP_EQUAL, machine.socket, when_true=1),
         _instruction(_RETURN, _ALLOW),
         _instruction(_LOAD, _ARGUMENT_0),
     ]
     code += [
-        _instruction(_JUMP_EQUAL, family, when_true=len(_FAMILIES) - index) for index, family in enumerate(_FAMILIES)
+        _instruction(_JUMP_EQUAL, family, when_true=len(families) - index) for index, family in enumerate(families)
     ]
     code += [_instruction(_RETURN, _ERROR | errno.EAFNOSUPPORT), _instruction(_RETURN, _ALLOW)]
     return b"".join(code)

@@ -200,6 +200,8 @@ class SessionServer:
             raise ContractError(
                 f"{self.contract.max_folds_per_site} folds were made already at {found.name!r}; multiply matrices first"
             )
+        # Refused folds too: else a program could try any number of them, and learn from the logits that it is told of.
+        self._guarded(lambda: self.meter.charge(self._fold_guard.num_tokens, self.model.num_blocks))
         checked = self._fold_guard.fold(found, matrix)
         self._folds.append((found.name, checked))
         for streams in (self._calibration, self._gate):

@@ -10,8 +10,9 @@ before the worker starts. The protocol is strict request and reply, so one arena
 has been copied out before the next one is written. Why not one memfd per message: the evaluator would have to take
 file descriptors from an untrusted peer, and memory parked in descriptors that are in flight belongs to no process and
 escapes a watchdog. Here every byte lies in a file whose use the evaluator can read, and descriptors that a hostile
-peer attaches to its messages are dropped by the kernel, because the evaluator receives without room for ancillary
-data.
+peer attaches to its messages are refused by the kernel where it can (SO_PASSRIGHTS), and else dropped, because the
+evaluator receives without room for ancillary data. The worker gets open files of its own for the arenas: flags of a
+file that both sides had open (O_APPEND) would change what the evaluator's writes do.
 
 What the receiving side never does: unpickle, map memory that the other side can change while it is being read (bytes
 are read once, into a fresh buffer, and checked afterwards), trust a length, allocate for bytes that were not written,
@@ -20,6 +21,7 @@ or accept JSON with NaN, infinities, repeated keys, lone surrogates or deep nest
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -66,6 +68,7 @@ DTYPES: Final[dict[str, torch.dtype]] = {
 }
 _DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 _LENGTH: Final = struct.Struct("<I")
+_SO_PASSRIGHTS: Final = 83  # Linux 6.16 and later
 _ALIGNMENT: Final = 64
 _HANDOVER: Final = b"A"
 
@@ -264,7 +267,17 @@ def open_channel() -> tuple[Channel, socket.socket]:
     """Make the evaluator's end, and the socket that the worker inherits (the caller closes it after the start)."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     outgoing, incoming = Arena.create(REPLY_ARENA_BYTES), Arena.create(REQUEST_ARENA_BYTES)
-    socket.send_fds(ours, [_HANDOVER], [outgoing.fd, incoming.fd])
+    fds: list[int] = []
+    try:
+        for arena in (outgoing, incoming):
+            fds.append(os.open(f"/proc/self/fd/{arena.fd}", os.O_RDWR | os.O_CLOEXEC))
+        socket.send_fds(ours, [_HANDOVER], fds)
+    finally:
+        for fd in fds:
+            os.close(fd)
+    # A descriptor in flight is closed by whoever receives it, and closing a socket that lingers takes as long as it says.
+    with contextlib.suppress(OSError):
+        ours.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
     channel = Channel(ours, incoming=incoming, outgoing=outgoing, send_limit=REPLY_LIMIT, receive_limit=REQUEST_LIMIT)
     return channel, theirs
 

@@ -114,14 +114,14 @@ def _describe(error: BaseException, path: str) -> str:
 
 def _limit_process(config: dict[str, Any]) -> None:
     limits: dict[str, Any] = config["limits"]
-    _set_limit(resource.RLIMIT_CORE, 0)
     _set_limit(resource.RLIMIT_FSIZE, limits["file_bytes"])
     _set_limit(resource.RLIMIT_NOFILE, limits["open_files"])
     if limits["processes"] is not None:
         _set_limit(resource.RLIMIT_NPROC, limits["processes"])
 
     if config["die_with_parent"]:
-        # Under bubblewrap the first process of the namespace sees to this.
+        # Under bubblewrap the first process of the namespace sees to this, and the host to core files.
+        _set_limit(resource.RLIMIT_CORE, 1)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

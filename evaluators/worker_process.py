@@ -8,6 +8,7 @@ worker and closes the channel, which wakes the thread that serves its calls.
 from __future__ import annotations
 
 import math
+import os
 import select
 import signal
 import subprocess
@@ -80,6 +81,8 @@ class Worker:
         except BaseException:
             self.channel.close()
             raise
+        # A program can read its own output back, between our learning that there is some and our reading it.
+        os.set_blocking(self.sandbox.output.fileno(), False)
         self._threads = [threading.Thread(target=self._supervise, name="worker-supervisor", daemon=True)]
         self._threads[0].start()
 
@@ -212,8 +215,10 @@ class Worker:
         return verdict if self.sandbox.memory_bytes() + in_flight > limit else None
 
     def _drain(self) -> bool:
-        """Take what is in the pipe, waiting for something; False when its other end is closed."""
-        data = self.sandbox.output.read(1 << 16)
+        """Take what is in the pipe; False when its other end is closed."""
+        data: bytes | None = self.sandbox.output.read(1 << 16)
+        if data is None:
+            return True
         self.output.add(data)
         return bool(data)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 from evaluators.apply import apply_artifact
 from evaluators.contract import MXFP4_W4A4
-from evaluators.error_map import clip_counts, error_map
-from forge_kernels import choose_scales, encode
+from evaluators.error_map import MAX_RATIO, clip_counts, error_map
+from forge_kernels import Diagonal, choose_scales, encode
 from tests.tiny_models import KINDS, Kind, make_tiny_subject
 from tests.unit.test_artifact import TOKENS, make_server
 
@@ -51,6 +53,23 @@ def test_clipped_values_are_those_beyond_six_scales() -> None:
         assert clip_counts(x_TK, rule) == int((x_TK.abs() > 6 * scales).sum())
     assert clip_counts(x_TK, "rceil") == 0
     assert clip_counts(x_TK, "floor") > clip_counts(x_TK, "even") > 0
+    broken = x_TK.clone()
+    broken[3, 40] = torch.inf
+    assert clip_counts(broken, "rceil") == 32, "all values of a block that is not finite count"
     zeros = torch.zeros(2, 32)
     assert clip_counts(zeros, "even") == 0
     assert int(encode(zeros).scales_NB.max()) == 0
+
+
+def test_an_artifact_that_overflows_on_this_text_has_a_map_of_finite_numbers() -> None:
+    subject = make_tiny_subject()
+    server = make_server(subject)
+    for layer in subject.map.layers:
+        scale = 1e38 if layer.group == "blocks.1.down" else 1.0
+        transform = (Diagonal(scale_K=torch.full((layer.num_inputs,), scale)),)
+        server.install(layer.name, encode(subject.map.linear(layer).weight), transform=transform)
+    rows = {row.layer: row for row in error_map(subject, server.finish(), TOKENS, MXFP4_W4A4)}
+    broken = rows["blocks.1.down"]
+    assert (broken.joint, broken.activation) == (MAX_RATIO, MAX_RATIO), broken
+    assert 0 < broken.clip_rate <= 1
+    assert all(math.isfinite(value) for row in rows.values() for value in (row.weight, row.activation, row.joint))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -194,6 +195,21 @@ def test_unknown_splits_and_artifacts_are_refused_before_anything_runs(evaluator
     for name in ("0" * 64, "../../etc/passwd", ""):
         with pytest.raises(ArtifactError):
             evaluator.evaluate(RTN, split="search", reference_artifact=name)
+
+
+def test_an_artifact_name_cannot_leave_its_folder(evaluator: Evaluator, tmp_path: Path) -> None:
+    result = evaluator.evaluate(WALK, split="search")
+    assert result.artifact_hash is not None
+    outside = tmp_path / "outside.safetensors"
+    outside.write_bytes((evaluator.artifacts_dir / f"{result.artifact_hash}.safetensors").read_bytes())
+    (evaluator.artifacts_dir / f"{'0' * 64}.safetensors").symlink_to(outside)
+    relative = os.path.relpath(outside, evaluator.artifacts_dir).removesuffix(".safetensors")
+    for name in (relative, str(outside.with_suffix("")), "", "..", result.artifact_hash.upper()):
+        assert not evaluator.has_artifact(name), name
+        with pytest.raises(ArtifactError, match="no artifact hash"):
+            evaluator.load_artifact(name)
+    with pytest.raises(ArtifactError, match="was changed"):
+        evaluator.load_artifact("0" * 64)
 
 
 def test_a_changed_artifact_file_is_noticed(evaluator: Evaluator, tmp_path: Path) -> None:

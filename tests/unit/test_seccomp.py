@@ -45,15 +45,34 @@ def test_refused_calls_are_refused_and_others_pass(name: str) -> None:
     for call, number in machine.refused.items():
         assert judge(machine, number) == errno.EPERM, call
     refused = {*machine.refused.values(), 424 + 1, 426, 427, 428, 429, 430, 431, 432, 433, 438, 440, 442, 443, 447}
+    for call, number in machine.unshared.items():
+        assert judge(machine, number) == errno.EPERM, call
+        assert judge(machine, number, allow_shared=True) == "allowed", call
+    refused |= set(machine.unshared.values())
     passing = set(range(460)) - refused - {machine.socket, machine.mmap}
     assert all(judge(machine, number) == "allowed" for number in passing)
 
 
 @pytest.mark.parametrize("name", list(MACHINES))
-def test_sockets_are_judged_by_family(name: str) -> None:
+def test_no_socket_is_made_and_beside_a_gpu_only_local_ones(name: str) -> None:
     machine = MACHINES[name]
-    assert [judge(machine, machine.socket, family) for family in (1, 2, 10, 16)] == ["allowed"] * 4
-    assert {judge(machine, machine.socket, family) for family in (0, 3, 17, 38, 40, 44)} == {errno.EAFNOSUPPORT}
+    assert {judge(machine, machine.socket, family) for family in range(46)} == {errno.EAFNOSUPPORT}
+    beside_gpu = [
+        family for family in range(46) if judge(machine, machine.socket, family, allow_shared=True) == "allowed"
+    ]
+    assert beside_gpu == [1, 16], "AF_UNIX and AF_NETLINK"
+
+
+@pytest.mark.parametrize("name", list(MACHINES))
+def test_the_limit_of_core_files_can_be_asked_for_and_not_set(name: str) -> None:
+    machine = MACHINES[name]
+    core, files, pointer, high_pointer = 4, 7, 0x7FFF_1234_5678, 0x7FFF_0000_0000
+    assert judge(machine, machine.setrlimit, core, pointer) == errno.EPERM
+    assert judge(machine, machine.setrlimit, files, pointer) == "allowed"
+    assert judge(machine, machine.prlimit, 0, core, 0, pointer) == "allowed"
+    assert judge(machine, machine.prlimit, 0, core, pointer, 0) == errno.EPERM
+    assert judge(machine, machine.prlimit, 0, core, high_pointer, 0) == errno.EPERM
+    assert judge(machine, machine.prlimit, 0, files, pointer, 0) == "allowed"
 
 
 @pytest.mark.parametrize("name", list(MACHINES))
@@ -61,10 +80,10 @@ def test_only_shared_anonymous_mappings_are_refused(name: str) -> None:
     machine = MACHINES[name]
     assert judge(machine, machine.mmap, 0, 4096, 3, 0x21) == errno.EPERM
     assert judge(machine, machine.mmap, 0, 4096, 3, 0x8021) == errno.EPERM
+    assert judge(machine, machine.mmap, 0, 4096, 3, 0x40022) == errno.EPERM, "huge pages"
     assert judge(machine, machine.mmap, 0, 4096, 3, 0x22) == "allowed"
     assert judge(machine, machine.mmap, 0, 4096, 3, 0x01) == "allowed"
     assert judge(machine, machine.mmap, 0, 4096, 3, 0x21, allow_shared=True) == "allowed"
-    assert judge(machine, machine.socket, 40, allow_shared=True) == errno.EAFNOSUPPORT
 
 
 def test_other_architectures_on_the_same_kernel_are_killed() -> None:

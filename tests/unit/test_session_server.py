@@ -277,6 +277,24 @@ def test_a_run_over_the_meter_is_over_for_good() -> None:
             call()
 
 
+def test_folds_are_metered_also_when_they_are_refused() -> None:
+    server = open_server(contract=replace(MXFP4_W4A4, max_forward_passes=1))
+    session = LocalSession(server)
+    spent = []
+    for matrix in (torch.arange(96), torch.zeros(96, dtype=torch.int64), torch.arange(96)):
+        try:
+            session.fold("blocks.0.up_down_permutation", matrix)
+        except ContractError:
+            pass
+        spent.append(server.meter.tokens)
+    assert spent == [40, 60, 80], f"two passes over 20 tokens for the first fold, one for each later one, not {spent}"
+    with pytest.raises(ProgramError, match="subject-forward tokens") as caught:
+        session.fold("blocks.0.up_down_permutation", torch.arange(96))
+    assert caught.value.outcome is Outcome.OVER_METERED
+    with pytest.raises(ProgramError, match="subject-forward tokens"):
+        server.finish()
+
+
 def test_a_run_with_too_many_calls_is_over_even_if_they_are_refused() -> None:
     server = open_server(contract=replace(MXFP4_W4A4, max_calls=10))
     session = LocalSession(server)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -243,6 +244,16 @@ def test_what_the_peer_changes_later_does_not_reach_a_tensor(
     assert tensor.tolist() == [7] * 100
 
 
+def test_flags_that_the_peer_sets_on_its_arenas_are_its_own(pair: tuple[Channel, Channel]) -> None:
+    host, client = pair
+    for arena in (client.incoming, client.outgoing):
+        fcntl.fcntl(arena.fd, fcntl.F_SETFL, os.O_APPEND)
+    host.send({"op": "weight"}, [torch.arange(1000)])
+    assert torch.equal(client.receive().tensors[0], torch.arange(1000))
+    for arena in (host.incoming, host.outgoing):
+        assert not fcntl.fcntl(arena.fd, fcntl.F_GETFL) & os.O_APPEND, "the peer changed a flag of the evaluator's file"
+
+
 def test_descriptors_attached_to_a_message_are_not_received(
     hostile: tuple[Channel, socket.socket, Arena],
 ) -> None:
@@ -251,9 +262,26 @@ def test_descriptors_attached_to_a_message_are_not_received(
     before = open_fds()
     with open("/dev/null", "rb") as file:
         for _ in range(20):
-            socket.send_fds(peer, [struct.pack("<I", len(data)) + data], [file.fileno()] * 50)
+            frame = struct.pack("<I", len(data)) + data
+            try:
+                socket.send_fds(peer, [frame], [file.fileno()] * 50)
+            except PermissionError:
+                # Linux 6.16 and later lets the receiver refuse them, so that it need not even close them.
+                peer.sendall(frame)
             host.receive()
     assert open_fds() == before
+
+
+def test_descriptors_are_refused_where_the_kernel_can(hostile: tuple[Channel, socket.socket, Arena]) -> None:
+    _, peer, _ = hostile
+    release = tuple(int(number) for number in os.uname().release.split("-")[0].split(".")[:2])
+    with open("/dev/null", "rb") as file:
+        try:
+            socket.send_fds(peer, [b"x"], [file.fileno()])
+            was_refused = False
+        except PermissionError:
+            was_refused = True
+    assert was_refused == (release >= (6, 16)), f"kernel {release}: refused {was_refused}"
 
 
 def test_a_flood_waits_in_the_kernel(hostile: tuple[Channel, socket.socket, Arena]) -> None:
