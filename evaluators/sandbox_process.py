@@ -13,6 +13,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from evaluators.cgroup import ControlGroup
 from evaluators.errors import HostError
 
 END_TIMEOUT_S: Final = 10.0
+KEEPER_TIMEOUT_S: Final = 2.0
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _KIBIBYTES: Final = re.compile(r"^(Pss(?:_Anon|_Shmem)?):\s+(\d+) kB", re.MULTILINE)
 
@@ -79,6 +81,13 @@ class NamespaceSandbox:
         self._temporary = temporary
         self._root: str | None = None
         self.group = group
+        self.keeper: socket.socket | None = None
+        """Of a forked worker: ends with the process that passes on its exit status, which is outside of the sandbox."""
+
+    def adopt(self, pid: int) -> None:
+        """Take a process that was forked into the sandbox under its limits; what it starts later is born there."""
+        if self.group is not None:
+            self.group.add(pid)
 
     def num_tasks(self) -> int:
         """See `Sandbox.num_tasks`."""
@@ -133,6 +142,10 @@ class NamespaceSandbox:
         if self._init_fd >= 0:
             os.close(self._init_fd)
             self._init_fd = -1
+        if self.keeper is not None:
+            select.select([self.keeper], [], [], KEEPER_TIMEOUT_S)
+            self.keeper.close()
+            self.keeper = None
         if self.group is not None:
             self.group.remove()
 
