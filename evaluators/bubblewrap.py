@@ -123,16 +123,16 @@ class BubblewrapIsolation:
             threads=threads,
             filter_program=seccomp.filter_program(allow_shared=self.has_gpu()),
         )
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             if template is None or template.refusal is not None:
                 break
             try:
                 group, filter_fd = ControlGroup.create(limits), seccomp.filter_file(allow_shared=self.has_gpu())
                 return start_forked(bwrap, profile, template, plan, connection, group=group, filter_fd=filter_fd)
-            except TemplateRefusedError as err:
-                template.refuse(str(err))
-            except TemplateError:
-                continue  # it died, and is started anew
+            except TemplateError as err:
+                # One that has died is started anew, once.
+                if isinstance(err, TemplateRefusedError) or attempt == ATTEMPTS - 1:
+                    template.refuse(str(err))
         command = worker_command(
             executable=str(runtime.executable),
             worker=f"{INSIDE}/evaluators/worker.py",

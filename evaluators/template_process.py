@@ -210,6 +210,9 @@ def forget_host(request: dict[str, Any]) -> None:
     main_module = types.ModuleType("__main__")
     main_module.__file__ = script
     sys.modules["__main__"] = main_module
+    for name in ("worker", "joining"):
+        del sys.modules[f"evaluators.{name}"]
+        delattr(sys.modules["evaluators"], name)
     importlib.invalidate_caches()
     linecache.clearcache()
     tempfile.tempdir = None

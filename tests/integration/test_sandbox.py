@@ -592,7 +592,9 @@ def test_hidden_paths_are_masked() -> None:
 def test_every_protection_is_on_here() -> None:
     checks = diagnose_sandbox()
     assert [check for check in checks if not check.ok] == []
-    assert {"bubblewrap", "namespaces", "network", "home", "system-calls", "warm-start"} <= {check.name for check in checks}
+    assert {"bubblewrap", "namespaces", "network", "home", "system-calls", "warm-start"} <= {
+        check.name for check in checks
+    }
     assert all(check.detail for check in checks)
 
 
