@@ -26,6 +26,7 @@ from evaluators.errors import HostError
 END_TIMEOUT_S: Final = 10.0
 KEEPER_TIMEOUT_S: Final = 2.0
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
 _KIBIBYTES: Final = re.compile(r"^(Pss(?:_Anon|_Shmem)?):\s+(\d+) kB", re.MULTILINE)
 
 
@@ -112,6 +113,11 @@ class NamespaceSandbox:
             private += anonymous
             shared += shmem
         return private + max(shared, self._temporary_bytes(root))
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time that the processes now inside have used."""
+        root = self._find_root()
+        return 0.0 if root is None else sum(read_cpu_seconds(folder) for folder in _process_folders(f"{root}/proc"))
 
     def is_memory_exceeded(self) -> bool:
         """See `Sandbox.is_memory_exceeded`."""
@@ -280,16 +286,27 @@ def _children(pid: int) -> list[int]:
     return children
 
 
+def read_cpu_seconds(folder: str) -> float:
+    """Return the CPU time of a process, without its children; zero when it is gone."""
+    fields = _stat_fields(folder)
+    return (int(fields[11]) + int(fields[12])) / _TICKS if fields else 0.0
+
+
 def _read_stat(folder: str) -> tuple[int, int]:
     """Return resident bytes and number of threads of a process, zeros when it is gone."""
+    fields = _stat_fields(folder)
+    return (int(fields[21]) * _PAGE, int(fields[17])) if fields else (0, 0)
+
+
+def _stat_fields(folder: str) -> list[bytes]:
+    """Return the fields of a process's ``stat`` from the third on, none when it is gone."""
     try:
         with open(f"{folder}/stat", "rb") as file:
             text = file.read()
     except OSError:
-        return 0, 0
+        return []
     # The second field is the command in parentheses, and may hold spaces and parentheses itself.
-    fields = text[text.rfind(b")") + 2 :].split()
-    return int(fields[21]) * _PAGE, int(fields[17])
+    return text[text.rfind(b")") + 2 :].split()
 
 
 def _read_proportional(folder: str) -> tuple[int, int]:
