@@ -21,33 +21,35 @@ socket of the host. The root itself is read-only. Namespaces: user, pid, network
 cgroup; no further user namespaces; all capabilities dropped; user and group 65534, also when the host's user is root.
 System calls that a program has no use for are refused by a seccomp filter (see `seccomp`). The environment is built
 from nothing. What this does not cover: faults of the kernel, of the GPU driver, and side channels.
+
+A worker moves into its sandbox as a fork of a template that has imported torch (see `warm_start`). Where that cannot be,
+bubblewrap starts it as its command, and it imports for itself; what it sees and may do is the same.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
-import json
 import os
 import re
-import resource
-import select
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from evaluators import seccomp
+from evaluators.bubblewrap_process import start_bubblewrap
 from evaluators.cgroup import OWN_PROCESSES, ControlGroup
 from evaluators.errors import SandboxUnavailableError
-from evaluators.isolation import worker_command
+from evaluators.isolation import worker_command, worker_limits
 from evaluators.limits import Limits
 from evaluators.python_runtime import OUR_PACKAGES, PythonRuntime, find_runtime, worker_environment
-from evaluators.sandbox_process import NamespaceSandbox, Sandbox
+from evaluators.sandbox_process import Sandbox
+from evaluators.template import POOL, Template, TemplateError, TemplatePlan, TemplateRefusedError, template_environment
+from evaluators.warm_start import WorkerPlan, start_forked
 
 OLDEST_BUBBLEWRAP: Final = (0, 8, 0)
 """First version with --disable-userns and --size."""
@@ -55,7 +57,8 @@ UNPRIVILEGED_ID: Final = "65534"
 INSIDE: Final = "/quantforge"
 SCRATCH: Final = "/tmp/program"
 SHARED_MEMORY_BYTES: Final = 64 << 20
-START_TIMEOUT_S: Final = 30.0
+ATTEMPTS: Final = 2
+"""How often a worker is asked of templates that die before it is started without one."""
 _SYSTEM_FOLDERS: Final = ("/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin")
 _USER_FOLDERS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "libexec", "include")
 _TOOLKITS: Final = ("/usr/local/cuda*", "/usr/local/nvidia")
@@ -101,10 +104,38 @@ class BubblewrapIsolation:
     def name(self) -> str:
         return "bubblewrap"
 
-    def start(self, connection: socket.socket, *, limits: Limits, threads: int) -> Sandbox:
+    def acquire_template(self, *, threads: int) -> Template:
+        """See `Isolation.acquire_template`."""
+        runtime = find_runtime()
+        environment = template_environment(self._environment(runtime, threads))
+        return POOL.acquire(TemplatePlan(runtime=runtime, inside=INSIDE, environment=environment))
+
+    def start(
+        self, connection: socket.socket, *, limits: Limits, threads: int, template: Template | None = None
+    ) -> Sandbox:
         """See `Isolation.start`."""
         bwrap = find_bubblewrap()
         runtime = find_runtime()
+        environment = self._environment(runtime, threads)
+        profile = [*self.profile(runtime, limits=limits), *_environment_options(environment)]
+        plan = WorkerPlan(
+            # bubblewrap sets PWD for a command that it starts.
+            environment=environment | {"PWD": SCRATCH},
+            scratch=SCRATCH,
+            limits=worker_limits(limits, _process_limit(limits)),
+            threads=threads,
+            filter_program=seccomp.filter_program(allow_shared=self.has_gpu()),
+        )
+        for attempt in range(ATTEMPTS):
+            if template is None or template.refusal is not None:
+                break
+            try:
+                group, filter_fd = ControlGroup.create(limits), seccomp.filter_file(allow_shared=self.has_gpu())
+                return start_forked(bwrap, profile, template, plan, connection, group=group, filter_fd=filter_fd)
+            except TemplateError as err:
+                # One that has died is started anew, once.
+                if isinstance(err, TemplateRefusedError) or attempt == ATTEMPTS - 1:
+                    template.refuse(str(err))
         command = worker_command(
             executable=str(runtime.executable),
             worker=f"{INSIDE}/evaluators/worker.py",
@@ -114,14 +145,12 @@ class BubblewrapIsolation:
             threads=threads,
             process_limit=_process_limit(limits),
         )
-        profile = [*self.profile(runtime, limits=limits), *_environment_options(self._environment(runtime, threads))]
-        group = ControlGroup.create(limits)
         return start_bubblewrap(
             bwrap,
             profile,
             command,
             keep_fds=(connection.fileno(),),
-            group=group,
+            group=ControlGroup.create(limits),
             filter_fd=seccomp.filter_file(allow_shared=self.has_gpu()),
         )
 
@@ -202,89 +231,10 @@ class BubblewrapIsolation:
         return os.path.exists("/dev/nvidiactl") if self.gpu is None else self.gpu
 
 
-def start_bubblewrap(
-    bwrap: Path,
-    profile: Sequence[str],
-    command: Sequence[str],
-    *,
-    keep_fds: Sequence[int] = (),
-    group: ControlGroup | None = None,
-    filter_fd: int | None = None,
-) -> NamespaceSandbox:
-    """Start a command under bubblewrap and wait until its namespaces exist.
-
-    The command begins only after bubblewrap's processes are in the control group, so that it is born there. `filter_fd`
-    holds a seccomp filter and is closed here.
-
-    Raises:
-        SandboxUnavailableError: bubblewrap ended before; the message holds what it printed.
-    """
-    info_read, info_write = os.pipe()
-    block_read, block_write = os.pipe()
-    passed = [info_write, block_read, *([] if filter_fd is None else [filter_fd])]
-    options = ["--info-fd", str(info_write), "--block-fd", str(block_read)]
-    if filter_fd is not None:
-        options += ["--seccomp", str(filter_fd)]
-    process = None
-    try:
-        process = subprocess.Popen(
-            [str(bwrap), *profile, *options, "--", *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            bufsize=0,
-            cwd="/",
-            env={},
-            pass_fds=[*passed, *keep_fds],
-        )
-        while passed:
-            os.close(passed.pop())
-        init_pid = int(_read_info(info_read)["child-pid"])
-        # One byte: with 0 the kernel would still call the host's handler of core files, which runs as the superuser.
-        _limit_core(init_pid)
-        group = _join(group, (process.pid, init_pid))
-        sandbox = NamespaceSandbox(process, init_pid=init_pid, temporary=("/tmp", "/dev/shm"), group=group)
-        os.write(block_write, b"1")
-        return sandbox
-    except (ValueError, KeyError, OSError) as err:
-        text = str(err)
-        if process is not None:
-            process.kill()
-            text = process.communicate()[0].decode("utf-8", "replace").strip()[-500:] or text
-        if group is not None:
-            group.remove()
-        raise SandboxUnavailableError(
-            f"bubblewrap cannot make a sandbox: {text}; "
-            "`quantforge doctor` says what is missing, `--sandbox none` runs programs without isolation"
-        ) from err
-    finally:
-        for fd in (info_read, block_write, *passed):
-            os.close(fd)
-
-
-def _limit_core(pid: int) -> None:
-    _, hard = resource.prlimit(pid, resource.RLIMIT_CORE)
-    size = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
-    resource.prlimit(pid, resource.RLIMIT_CORE, (size, size))
-
-
 def _user_folders() -> list[Path]:
     folders = [Path(root) / name for root in ("/usr", "/usr/local") for name in _USER_FOLDERS]
     folders += [path for pattern in _TOOLKITS for path in Path("/").glob(pattern[1:])]
     return [folder for folder in folders if folder.is_dir() and not folder.is_symlink()]
-
-
-def _join(group: ControlGroup | None, pids: Sequence[int]) -> ControlGroup | None:
-    """Move processes into the group; None where this user may make groups but not move processes into them."""
-    if group is None:
-        return None
-    try:
-        for pid in pids:
-            group.add(pid)
-    except PermissionError:
-        group.remove()
-        return None
-    return group
 
 
 def find_bubblewrap() -> Path:
@@ -328,20 +278,6 @@ def _driver_folders() -> list[Path]:
 
 def _lies_below(path: Path, roots: Sequence[Path]) -> bool:
     return any(path == root or root in path.parents for root in roots)
-
-
-def _read_info(fd: int) -> dict[str, Any]:
-    """Read bubblewrap's description of the sandbox; it ends with the closing brace or the end of the pipe."""
-    data = b""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while not data.rstrip().endswith(b"}"):
-        ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
-        chunk = os.read(fd, 4096) if ready else b""
-        if not chunk:
-            break
-        data += chunk
-    info: dict[str, Any] = json.loads(data)
-    return info
 
 
 @functools.cache

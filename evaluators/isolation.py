@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from evaluators.limits import Limits
 from evaluators.python_runtime import find_runtime, worker_environment
 from evaluators.sandbox_process import PlainSandbox, Sandbox
+from evaluators.template import Template
 
 
 class Isolation(Protocol):
@@ -23,8 +24,13 @@ class Isolation(Protocol):
     @property
     def name(self) -> str: ...
 
-    def start(self, connection: socket.socket, *, limits: Limits, threads: int) -> Sandbox:
-        """Start a worker that inherits the socket and nothing else.
+    def acquire_template(self, *, threads: int) -> Template | None:
+        """Return what workers can be forked from, to be given back to `evaluators.template.POOL`; None if nothing."""
+
+    def start(
+        self, connection: socket.socket, *, limits: Limits, threads: int, template: Template | None = None
+    ) -> Sandbox:
+        """Start a worker that inherits the socket and nothing else, from the template if that works here.
 
         Call it from a thread that outlives the worker: workers die with the thread that started them.
 
@@ -41,7 +47,13 @@ class NoIsolation:
     def name(self) -> str:
         return "none"
 
-    def start(self, connection: socket.socket, *, limits: Limits, threads: int) -> Sandbox:
+    def acquire_template(self, *, threads: int) -> Template | None:
+        """See `Isolation.acquire_template`: every worker starts for itself."""
+        return None
+
+    def start(
+        self, connection: socket.socket, *, limits: Limits, threads: int, template: Template | None = None
+    ) -> Sandbox:
         """See `Isolation.start`."""
         runtime = find_runtime()
         scratch = Path(tempfile.mkdtemp(prefix="quantforge-"))
@@ -92,10 +104,11 @@ def worker_command(
         "socket_fd": socket_fd,
         "threads": threads,
         "die_with_parent": die_with_parent,
-        "limits": {
-            "file_bytes": limits.file_bytes,
-            "open_files": limits.open_files,
-            "processes": process_limit,
-        },
+        "limits": worker_limits(limits, process_limit),
     }
     return [executable, "-I", "-S", "-B", "-u", "-X", "faulthandler", worker, json.dumps(config)]
+
+
+def worker_limits(limits: Limits, process_limit: int | None) -> dict[str, Any]:
+    """Return the limits that a worker sets for itself; see `evaluators.worker.limit_process`."""
+    return {"file_bytes": limits.file_bytes, "open_files": limits.open_files, "processes": process_limit}

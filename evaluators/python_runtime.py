@@ -30,6 +30,8 @@ WORKER_MODULES: Final = (
     "worker.py",
 )
 """The files of this package that a worker imports; nothing else of it is visible in a sandbox."""
+TEMPLATE_MODULES: Final = (*WORKER_MODULES, "joining.py")
+"""The files of this package that a template imports."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -24,7 +25,9 @@ from evaluators.cgroup import ControlGroup
 from evaluators.errors import HostError
 
 END_TIMEOUT_S: Final = 10.0
+KEEPER_TIMEOUT_S: Final = 2.0
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
 _KIBIBYTES: Final = re.compile(r"^(Pss(?:_Anon|_Shmem)?):\s+(\d+) kB", re.MULTILINE)
 _UNMAPPED: Final = re.compile(r"^Vm(?:PTE|Swap):\s+(\d+) kB", re.MULTILINE)
 INODE_BYTES: Final = 1024
@@ -83,6 +86,13 @@ class NamespaceSandbox:
         self._temporary = temporary
         self._root: str | None = None
         self.group = group
+        self.keeper: socket.socket | None = None
+        """Of a forked worker: ends with the process that passes on its exit status, which is outside of the sandbox."""
+
+    def adopt(self, pid: int) -> None:
+        """Take a process that was forked into the sandbox under its limits; what it starts later is born there."""
+        if self.group is not None:
+            self.group.add(pid)
 
     def num_tasks(self) -> int:
         """See `Sandbox.num_tasks`."""
@@ -108,6 +118,11 @@ class NamespaceSandbox:
             private += anonymous + _read_unmapped(folder)
             shared += shmem
         return private + max(shared, self._temporary_bytes(root))
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time that the processes now inside have used."""
+        root = self._find_root()
+        return 0.0 if root is None else sum(read_cpu_seconds(folder) for folder in _process_folders(f"{root}/proc"))
 
     def is_memory_exceeded(self) -> bool:
         """See `Sandbox.is_memory_exceeded`."""
@@ -138,6 +153,10 @@ class NamespaceSandbox:
         if self._init_fd >= 0:
             os.close(self._init_fd)
             self._init_fd = -1
+        if self.keeper is not None:
+            select.select([self.keeper], [], [], KEEPER_TIMEOUT_S)
+            self.keeper.close()
+            self.keeper = None
         if self.group is not None:
             self.group.remove()
 
@@ -273,16 +292,27 @@ def _children(pid: int) -> list[int]:
     return children
 
 
+def read_cpu_seconds(folder: str) -> float:
+    """Return the CPU time of a process, without its children; zero when it is gone."""
+    fields = _stat_fields(folder)
+    return (int(fields[11]) + int(fields[12])) / _TICKS if fields else 0.0
+
+
 def _read_stat(folder: str) -> tuple[int, int]:
     """Return resident bytes and number of threads of a process, zeros when it is gone."""
+    fields = _stat_fields(folder)
+    return (int(fields[21]) * _PAGE, int(fields[17])) if fields else (0, 0)
+
+
+def _stat_fields(folder: str) -> list[bytes]:
+    """Return the fields of a process's ``stat`` from the third on, none when it is gone."""
     try:
         with open(f"{folder}/stat", "rb") as file:
             text = file.read()
     except OSError:
-        return 0, 0
+        return []
     # The second field is the command in parentheses, and may hold spaces and parentheses itself.
-    fields = text[text.rfind(b")") + 2 :].split()
-    return int(fields[21]) * _PAGE, int(fields[17])
+    return text[text.rfind(b")") + 2 :].split()
 
 
 def _read_unmapped(folder: str) -> int:

@@ -1,4 +1,4 @@
-"""The system calls that a sandboxed program is refused, as a seccomp filter for bubblewrap.
+"""The system calls that a sandboxed program is refused, as a seccomp filter.
 
 Namespaces leave open: sockets outside network namespaces (vsock reaches the host of a virtual machine), kernel
 keyrings of the user, memory that can outlive its mapping and so escapes a watchdog (memfd, System V shared memory,
@@ -167,12 +167,19 @@ def build_filter(machine: Machine, *, allow_shared: bool = False) -> bytes:
     return b"".join(code)
 
 
-def filter_file(*, allow_shared: bool = False) -> int | None:
-    """Return a descriptor from which bubblewrap reads the filter of this machine, None where it is not known."""
+def filter_program(*, allow_shared: bool = False) -> bytes | None:
+    """Return the filter of this machine, None where its architecture is not known."""
     machine = MACHINES.get(platform.machine())
     if machine is None or sys.byteorder != "little":
         return None
-    program = build_filter(machine, allow_shared=allow_shared)
+    return build_filter(machine, allow_shared=allow_shared)
+
+
+def filter_file(*, allow_shared: bool = False) -> int | None:
+    """Return a descriptor from which bubblewrap reads the filter of this machine, None where it is not known."""
+    program = filter_program(allow_shared=allow_shared)
+    if program is None:
+        return None
     fd = os.memfd_create("quantforge-seccomp", os.MFD_CLOEXEC)
     if os.write(fd, program) != len(program):
         os.close(fd)

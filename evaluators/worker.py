@@ -1,9 +1,9 @@
 """The untrusted process: waits for its job, runs one program, says how it ended.
 
-Started as ``python -I -S -B -u worker.py CONFIG``: isolated, so that no file of the working folder and no variable of
-the environment can shadow a module, and without `site`, so that no .pth file runs. That leaves only the standard
-library on the import path; CONFIG (JSON) names the folders that are added. Until those are set, this file imports
-nothing else.
+Forked from a template that has imported everything (`evaluators.template_process`), or, where that cannot be, started as
+``python -I -S -B -u worker.py CONFIG``: isolated, so that no file of the working folder and no variable of the environment
+can shadow a module, and without `site`, so that no .pth file runs. That leaves only the standard library on the import
+path; CONFIG (JSON) names the folders that are added. Until those are set, this file imports nothing else.
 
 Order of events: own limits, imports, ``ready`` over the channel, wait; job in, program runs, ``done`` or ``failed``
 out. Everything up to the job is trusted code; from then on the process belongs to the program, and the evaluator
@@ -22,7 +22,7 @@ import socket
 import sys
 import traceback
 import types
-from typing import Any
+from typing import Any, NoReturn
 
 PROGRAM_FILE = "program.py"
 MAX_REASON = 2000
@@ -34,18 +34,26 @@ def main() -> None:
     """Serve one job on the inherited socket, then end the process without running exit hooks."""
     config = json.loads(sys.argv[1])
     del sys.argv[1:]
-    _limit_process(config)
+    limit_process(config["limits"])
+    if config["die_with_parent"]:
+        # Under bubblewrap the first process of the namespace sees to this, and the host to core files.
+        limit_core_files()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     sys.path[:0] = config["import_paths"]
+    serve_job(socket.socket(fileno=config["socket_fd"]), config["threads"])
 
+
+def serve_job(connection: socket.socket, threads: int) -> NoReturn:
+    """Say that this process is ready, run one program, and end."""
     import torch
 
     import evaluators.session_client
     from evaluators.transport import ChannelClosedError, connect_channel
 
-    torch.set_num_threads(config["threads"])
+    torch.set_num_threads(threads)
     torch.set_num_interop_threads(1)
-    channel = connect_channel(socket.socket(fileno=config["socket_fd"]))
     try:
+        channel = connect_channel(connection)
         channel.send({"op": "ready", "args": {"versions": {"torch": torch.__version__}}})
         job = channel.receive().body
     except ChannelClosedError:
@@ -112,17 +120,20 @@ def _describe(error: BaseException, path: str) -> str:
     return "\n".join([head[: MAX_REASON // 2], *lines])
 
 
-def _limit_process(config: dict[str, Any]) -> None:
-    limits: dict[str, Any] = config["limits"]
+def limit_process(limits: dict[str, Any]) -> None:
+    """Set the limits that the kernel enforces on each process: lengths of files, descriptors, number of processes.
+
+    Not that of core files: it has to stand before the filter of system calls does.
+    """
     _set_limit(resource.RLIMIT_FSIZE, limits["file_bytes"])
     _set_limit(resource.RLIMIT_NOFILE, limits["open_files"])
     if limits["processes"] is not None:
         _set_limit(resource.RLIMIT_NPROC, limits["processes"])
 
-    if config["die_with_parent"]:
-        # Under bubblewrap the first process of the namespace sees to this, and the host to core files.
-        _set_limit(resource.RLIMIT_CORE, 1)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+def limit_core_files() -> None:
+    """Keep the kernel from writing core files. One byte: with 0 it would still call the host's handler, as superuser."""
+    _set_limit(resource.RLIMIT_CORE, 1)
 
 
 def _set_limit(kind: int, value: int) -> None:

@@ -1,9 +1,9 @@
 """Starts workers, serves one program in each, and sorts how it ended.
 
-A worker is used once. The next one is started while a program's artifact is being scored, so that importing torch
-costs no waiting time. The thread of `run` serves the calls; a supervisor thread drains the output and watches time
-and number of processes; another watches memory; the kernel ends everything in the pid namespace with its first
-process.
+A worker is used once. The next one is started while a program's artifact is being scored, so that it costs no waiting
+time, and as a fork of a template where the isolation has one, so that torch is imported once and not in each. The thread
+of `run` serves the calls; a supervisor thread drains the output and watches time and number of processes; another watches
+memory; the kernel ends everything in the pid namespace with its first process.
 
 What decides the outcome, in this order: the limit that was seen exceeded; an error of the server; an offence
 against the protocol; what the worker said; how its process ended. A run counts as finished only when the worker said
@@ -29,6 +29,7 @@ from evaluators.errors import ContractError, HostError, ProgramError, SandboxUna
 from evaluators.isolation import Isolation
 from evaluators.limits import Limits
 from evaluators.results import Outcome
+from evaluators.template import POOL, Template
 from evaluators.transport import Channel, ChannelClosedError, MessageTooLargeError, ProtocolError
 from evaluators.wire import check_request
 from evaluators.worker_process import Verdict, Worker
@@ -88,6 +89,7 @@ class WorkerHost:
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker-starter")
         self._waiting: Future[Worker] | None = None
         self._running: Worker | None = None
+        self._template: Template | None = None
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -103,7 +105,9 @@ class WorkerHost:
         if self._closed:
             raise HostError("this worker host is closed")
         if self._waiting is None:
-            self._waiting = self._starter.submit(Worker, self.isolation, self.limits, self.threads)
+            if self._template is None:
+                self._template = self.isolation.acquire_template(threads=self.threads)
+            self._waiting = self._starter.submit(Worker, self.isolation, self.limits, self.threads, self._template)
 
     def run(self, source: str, server: Dispatcher, *, seed: int = 0) -> WorkerReport:
         """Run one program against a server; the next worker is started before this returns.
@@ -151,6 +155,10 @@ class WorkerHost:
         """Kill the waiting worker; afterwards no process, thread or descriptor of this host is left."""
         self._closed = True
         waiting, self._waiting = self._waiting, None
+        template, self._template = self._template, None
+        if template is not None:
+            # First, so that a worker that waits for its imports is given up.
+            POOL.release(template)
         try:
             if waiting is not None and waiting.exception() is None:
                 waiting.result().end()

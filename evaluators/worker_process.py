@@ -21,6 +21,7 @@ from evaluators.isolation import Isolation
 from evaluators.limits import Limits
 from evaluators.results import Outcome
 from evaluators.sandbox_process import Sandbox
+from evaluators.template import Template
 from evaluators.transport import ChannelClosedError, ProtocolError, open_channel
 
 READY_TIMEOUT_S: Final = 120.0
@@ -65,7 +66,7 @@ class OutputBuffer:
 class Worker:
     """One started worker with its channel and its supervisor thread."""
 
-    def __init__(self, isolation: Isolation, limits: Limits, threads: int) -> None:
+    def __init__(self, isolation: Isolation, limits: Limits, threads: int, template: Template | None = None) -> None:
         self._limits = limits
         self.output = OutputBuffer()
         self.verdict: Verdict | None = None
@@ -77,7 +78,7 @@ class Worker:
         self.channel, inherited = open_channel()
         try:
             with inherited:
-                self.sandbox: Sandbox = isolation.start(inherited, limits=limits, threads=threads)
+                self.sandbox: Sandbox = isolation.start(inherited, limits=limits, threads=threads, template=template)
         except BaseException:
             self.channel.close()
             raise
