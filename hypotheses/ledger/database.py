@@ -148,6 +148,7 @@ class Database:
             self._require_open()
             with translated(self.path), Session(self._writer) as session, session.begin():
                 yield Transaction(session, self.files, as_of=as_of)
+                session.flush()  # connects, if nothing else did yet
                 self._require_same_file()
 
     @contextmanager
@@ -185,7 +186,7 @@ class Database:
             raise LedgerStorageError(
                 f"{str(self.path)!r} was removed while it was open ({err.strerror}); nothing more can be recorded"
             ) from err
-        if self._identity != identity:
+        if self._identity not in (None, identity):
             raise LedgerStorageError(
                 f"{str(self.path)!r} was replaced by another file while it was open; nothing more can be recorded"
             )

@@ -90,6 +90,15 @@ class TestRecords:
         spend = ledger.llm_spend()
         assert (spend.num_calls, spend.num_failures, spend.cost, spend.num_unknown_costs) == (1, 2, None, 1)
 
+    def test_any_writer_may_be_the_first_of_an_opening(self, path: Path) -> None:
+        Ledger.create(path, new_campaign()).close()
+        with Ledger.open(path) as ledger:
+            ledger.record_environment(device="cpu", versions={})
+        with Ledger.open(path) as ledger:
+            ledger.record_llm_failure("a", model="m", error="503")
+        with Ledger.open(path, read_only=True) as reader:
+            assert (len(reader.environments()), reader.llm_spend().num_failures) == (1, 1)
+
 
 class TestIdempotence:
     def test_the_same_steps_again_write_nothing(self, path: Path) -> None:
