@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import shutil
@@ -12,8 +13,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from evaluators.artifact_store import ArtifactStore
 from forge.cli.app import app
 from hypotheses.ledger import Ledger
 from tests.crash_campaign import write_campaign
-from tests.crash_points import BY_NAME, Point
+from tests.crash_points import Point
 from tests.ledger_queries import violations
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,25 +70,61 @@ class Row:
     problems: tuple[str, ...]
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Crashes:
     """One campaign on disk, run once without a kill and once up to its first turn; the kills start from there.
 
-    reference: the summary of the run that nothing disturbed. begun: the folder of a run that was killed when set-up was over.
+    reference: the summary of the run that nothing disturbed. calm: its folder. begun: the folder of a run that was killed on
+    its way, last when set-up was over.
     """
 
     folder: Path
-    reference: dict[str, Any] = field(init=False)
-    begun: Path = field(init=False)
+    recipe: Path
+    reference: dict[str, Any]
 
-    def __post_init__(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.recipe = write_campaign(self.folder)
-        self.calm = self.folder / "calm" / "run"
-        self.reference = drive("run", self.recipe, "--out", self.calm).summary
-        self.begun = self.folder / "begun" / "run"
-        ended = drive("run", self.recipe, "--out", self.begun, "--point", "set-up-over")
-        assert ended.status == -signal.SIGKILL, ended.err[-3000:]
+    @property
+    def calm(self) -> Path:
+        return self.folder / "calm" / "run"
+
+    @property
+    def begun(self) -> Path:
+        return self.folder / "begun" / "run"
+
+    @classmethod
+    def build(cls, folder: Path, *, kills: Sequence[str] = ("set-up-over",), **changes: int) -> Crashes:
+        """Write the campaign, run it, and begin it a second time with these kills on the way."""
+        folder.mkdir(parents=True, exist_ok=True)
+        recipe = write_campaign(folder, **changes)
+        calm = start("run", recipe, "--out", folder / "calm" / "run")
+        made = cls(folder=folder, recipe=recipe, reference={})
+        try:
+            for name in kills:
+                ended = made.go(made.begun, point=name)
+                assert ended.status == -signal.SIGKILL, f"{name}: {ended.status}: {ended.err[-3000:]}"
+                assert ended.left == (), f"{name}: {ended.left}"
+                if made.begun.exists():
+                    _, problems = left_by_a_kill(made.begun)
+                    assert problems == [], f"{name}: {problems}"
+            out, err = calm.communicate(timeout=TIMEOUT_S)
+        finally:
+            calm.kill()
+        assert calm.returncode == 0, err[-3000:]
+        (folder / "reference.json").write_text(out)
+        return cls.load(folder)
+
+    @classmethod
+    def load(cls, folder: Path) -> Crashes:
+        """Return what `build` made."""
+        reference = json.loads((folder / "reference.json").read_text())
+        return cls(folder=folder, recipe=folder / "recipe.toml", reference=reference)
+
+    @classmethod
+    def shared(cls, folder: Path, **options: Any) -> Crashes:
+        """Return what `build` makes, made once for all processes that test side by side."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with folder.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return cls.load(folder) if (folder / "reference.json").exists() else cls.build(folder, **options)
 
     def place(self, name: str, *, setup: bool = False) -> Path:
         """Return a run folder to work in: where a run may be made, or a copy of the one that has begun."""
@@ -248,7 +285,3 @@ def _command(pid: int) -> str:
     except OSError:
         words = []
     return f"process {pid} {b' '.join(words)[:200].decode('utf-8', 'replace')}"
-
-
-def point(name: str) -> Point:
-    return BY_NAME[name]

@@ -2,7 +2,7 @@
 
     python -m tests.crash_table [FOLDER] [--only POINT ...]
 
-Takes about ten minutes on two cores. The folder (a temporary one by default) keeps every run for a closer look.
+Takes about half an hour. The folder (a temporary one by default) keeps every run for a closer look.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=sorted(BY_NAME), default=None)
     given = parser.parse_args()
     folder = given.folder or Path(tempfile.mkdtemp(prefix="quantforge-crashes-"))
-    crashes = Crashes(folder)
+    crashes = Crashes.build(folder)
     rows = (crashes.kill_and_resume(point) for point in POINTS if given.only is None or point.name in given.only)
     for line in lines(rows):
         sys.stdout.write(f"{line}\n")

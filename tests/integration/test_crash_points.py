@@ -1,0 +1,142 @@
+"""A campaign survives `kill -9` at every boundary of its loop: killed, resumed, it ends as if nothing had happened.
+
+The points are in `tests.crash_points`. Here they are met several to a campaign, far apart, so that the same run is also killed
+again and again; `python -m tests.crash_table` kills one campaign for each point and prints the table.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from hypotheses.ledger import Ledger
+from tests.crash_points import POINTS
+from tests.crash_runs import ROOT, Crashes, left_by_a_kill
+from tests.ledger_builders import candidate, evaluate, new_campaign, new_program, scored
+
+SETUP = tuple(point.name for point in POINTS if point.setup)
+LOOP = tuple(point.name for point in POINTS if not point.setup)
+NUM_CHAINS = 13
+CHAINS = tuple(LOOP[start::NUM_CHAINS] for start in range(NUM_CHAINS))
+
+
+def killed_in_turn(crashes: Crashes, run: Path, names: tuple[str, ...]) -> None:
+    """Kill a run at each point in turn, look at what each kill left, go on to the end, and compare."""
+    calls = []
+    for name in names:
+        killed = crashes.go(run, point=name)
+        assert killed.status == -signal.SIGKILL, f"{name}: ended with {killed.status}: {killed.err[-3000:]}"
+        assert killed.left == (), f"{name}: still running after the kill: {killed.left}"
+        counted, problems = left_by_a_kill(run)
+        assert problems == [], f"after {name}: {problems}"
+        calls.append(counted)
+    ended = crashes.go(run)
+    assert crashes.compare(run, ended) == [], f"killed at {names}, with used, reserved and free calls {calls}"
+
+
+def test_killed_while_it_is_made_while_it_is_set_up_and_inside_a_commit(tmp_path: Path) -> None:
+    kills = ("ledger-inside", "artifact-half-written", "settle-inside-commit")
+    crashes = Crashes.build(tmp_path, budget=1, kills=kills)
+    ended = crashes.go(crashes.begun)
+    assert crashes.compare(crashes.begun, ended) == [], f"killed at {kills}"
+    assert ended.summary["budget"]["used"] == 1
+
+
+@pytest.fixture(scope="module")
+def crashes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Crashes:
+    """A run that was killed at every point of its set-up; the others start from copies of it."""
+    return Crashes.shared(shared_folder(tmp_path_factory), kills=SETUP)
+
+
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """Return one folder for all test processes of this session."""
+    base = factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "crashes" / "all"
+
+
+@pytest.mark.slow
+def test_killed_at_every_point_of_its_set_up(crashes: Crashes) -> None:
+    run = crashes.place("set-up")
+    ended = crashes.go(run)
+    assert crashes.compare(run, ended) == [], f"killed at {SETUP}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", CHAINS, ids="+".join)
+def test_killed_at_points_of_its_loop(crashes: Crashes, names: tuple[str, ...]) -> None:
+    killed_in_turn(crashes, crashes.place("+".join(names)), names)
+
+
+def test_every_point_of_the_loop_is_in_a_chain() -> None:
+    assert sorted(name for names in CHAINS for name in names) == sorted(LOOP)
+    assert len(SETUP) + len(LOOP) >= 14
+    order = [point.name for point in POINTS]
+    assert all(list(names) == sorted(names, key=order.index) for names in CHAINS)
+
+
+COMMITS = """
+import sys
+from hypotheses.ledger import Ledger
+from tests.ledger_builders import candidate, evaluate, new_program, scored
+with Ledger.open(sys.argv[1]) as ledger:
+    print("open", flush=True)
+    for number in range(int(sys.argv[2])):
+        source = f"# {number}\\n" + "x" * 20_000
+        program = ledger.add_program(new_program(1000 + number, source=source))
+        evaluation = evaluate(ledger, candidate(program, turn=number), scored(2.0 + number, 3.0))
+        print(evaluation.id, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_of_heavy_commits(tmp_path: Path) -> None:
+    """What was acknowledged before the kill is there after it, whole, and nothing else is half there."""
+    num_calls = 400
+    path = tmp_path / "run.sqlite"
+    Ledger.create(path, new_campaign(budget=num_calls)).close()
+    moments = random.Random(7)
+    acknowledged: set[str] = set()
+    num_kills = 0
+    while len(acknowledged) < num_calls:
+        process = subprocess.Popen(
+            [sys.executable, "-c", dedent(COMMITS), str(path), str(num_calls)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        # Behind what is replayed, so that every round gets further.
+        for _ in range(len(acknowledged) + moments.randrange(10, 60)):
+            process.stdout.readline()
+        time.sleep(moments.random() * 0.01)
+        process.kill()
+        rest, _ = process.communicate()
+        num_kills += process.returncode == -signal.SIGKILL
+        with Ledger.open(path, read_only=True) as reader:
+            settled = {evaluation.id for evaluation in reader.evaluations() if evaluation.is_settled}
+            budget = reader.budget()
+            assert reader.check_invariants() == []
+        assert set(rest.split()) <= settled, f"acknowledged, yet gone after kill {num_kills}"
+        assert acknowledged <= settled
+        assert budget.used == len(settled)
+        assert budget.reserved <= 1
+        assert budget.used + budget.reserved + budget.free == num_calls
+        acknowledged = settled
+    assert num_kills >= 5
+    calm = tmp_path / "calm.sqlite"
+    with Ledger.create(calm, new_campaign(budget=num_calls)) as ledger:
+        for number in range(num_calls):
+            program = ledger.add_program(new_program(1000 + number, source=f"# {number}\n" + "x" * 20_000))
+            evaluate(ledger, candidate(program, turn=number), scored(2.0 + number, 3.0))
+        expected = ledger.content_hash()
+    with Ledger.open(path, read_only=True) as reader:
+        assert reader.content_hash() == expected
