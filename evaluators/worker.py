@@ -17,6 +17,7 @@ import json
 import linecache
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -35,6 +36,8 @@ def main() -> None:
     config = json.loads(sys.argv[1])
     del sys.argv[1:]
     _limit_process(config)
+    if _is_abandoned(config["socket_fd"]):
+        os._exit(0)
     sys.path[:0] = config["import_paths"]
 
     import torch
@@ -123,6 +126,13 @@ def _limit_process(config: dict[str, Any]) -> None:
     if config["die_with_parent"]:
         # Under bubblewrap the first process of the namespace sees to this.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _is_abandoned(socket_fd: int) -> bool:
+    """Whether the evaluator is dead already: killed before anyone had asked to die with it, so that no signal came."""
+    poller = select.poll()
+    poller.register(socket_fd, select.POLLIN)
+    return any(seen & select.POLLHUP for _, seen in poller.poll(0))
 
 
 def _set_limit(kind: int, value: int) -> None:

@@ -43,7 +43,7 @@ def killed_in_turn(crashes: Crashes, run: Path, names: tuple[str, ...]) -> None:
 
 
 def test_killed_while_it_is_made_while_it_is_set_up_and_inside_a_commit(tmp_path: Path) -> None:
-    kills = ("ledger-inside", "artifact-half-written", "settle-inside-commit")
+    kills = ("ledger-inside", "between-noise-draws", "settle-inside-commit")
     crashes = Crashes.build(tmp_path, budget=1, kills=kills)
     ended = crashes.go(crashes.begun)
     assert crashes.compare(crashes.begun, ended) == [], f"killed at {kills}"
