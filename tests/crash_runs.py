@@ -24,7 +24,7 @@ from evaluators.artifact_store import ArtifactStore
 from forge.cli.app import app
 from hypotheses.ledger import Ledger
 from tests.crash_campaign import write_campaign
-from tests.crash_points import Point
+from tests.crash_points import BY_NAME, Point
 from tests.ledger_queries import violations
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -99,12 +99,8 @@ class Crashes:
         made = cls(folder=folder, recipe=recipe, reference={})
         try:
             for name in kills:
-                ended = made.go(made.begun, point=name)
-                assert ended.status == -signal.SIGKILL, f"{name}: {ended.status}: {ended.err[-3000:]}"
-                assert ended.left == (), f"{name}: {ended.left}"
-                if made.begun.exists():
-                    _, problems = left_by_a_kill(made.begun)
-                    assert problems == [], f"{name}: {problems}"
+                _, _, problems = made._kill(made.begun, BY_NAME[name])
+                assert problems == [], f"killed at {name}: {problems}"
             out, err = calm.communicate(timeout=TIMEOUT_S)
         finally:
             calm.kill()
@@ -140,36 +136,48 @@ class Crashes:
             return drive("resume", run, *armed, *options)
         return drive("run", self.recipe, "--out", run, *armed, *options)
 
-    def kill_and_resume(self, point: Point) -> Row:
-        """Die at a point, look at what is left, go on, and compare with the run that nothing disturbed."""
-        start = time.monotonic()
-        run = self.place(point.name, setup=point.setup)
-        killed = self.go(run, point=point.name)
-        problems = [] if killed.status == -signal.SIGKILL else [f"exit status {killed.status}: {killed.err[-500:]}"]
-        problems += [f"{GRACE_S} s after the kill there still was {process}" for process in killed.left]
-        before = None
-        if run.exists():
-            before, found = left_by_a_kill(run)
-            problems += found
-        elif (again := drive("resume", run)).status != 2 or "is no run folder" not in again.err:
-            problems.append(f"resuming where nothing is: {again.status}: {again.err[-500:]}")
+    def kill_in_turn(self, points: Sequence[Point]) -> list[Row]:
+        """Die at each point in turn, look at what each kill left, go on to the end, and compare with the undisturbed run.
+
+        Returns:
+            A row for each point; what the end shows is the same in all of them.
+        """
+        began = time.monotonic()
+        run = self.place("+".join(point.name for point in points), setup=points[0].setup)
+        kills = [self._kill(run, point) for point in points]
         resumed = self.go(run)
-        problems += self.compare(run, resumed)
+        problems = self.compare(run, resumed)
         after, _ = left_by_a_kill(run)
         with contextlib.closing(sqlite3.connect(f"file:{run}/ledger.sqlite?mode=ro", uri=True)) as connection:
             ((attempts,),) = connection.execute(ATTEMPTS).fetchall()
         data = resumed.summary if resumed.status == 0 else {"content_hash": "", "figures": [{"program_id": ""}]}
-        return Row(
-            point=point.name,
-            status=killed.status,
-            before=before,
-            after=after,
-            attempts=attempts,
-            same_incumbent=data["figures"][-1]["program_id"] == self.reference["figures"][-1]["program_id"],
-            same_hash=data["content_hash"] == self.reference["content_hash"],
-            wall_s=time.monotonic() - start,
-            problems=tuple(problems),
-        )
+        return [
+            Row(
+                point=point.name,
+                status=status,
+                before=before,
+                after=after,
+                attempts=attempts,
+                same_incumbent=data["figures"][-1]["program_id"] == self.reference["figures"][-1]["program_id"],
+                same_hash=data["content_hash"] == self.reference["content_hash"],
+                wall_s=time.monotonic() - began,
+                problems=(*found, *problems),
+            )
+            for point, (status, before, found) in zip(points, kills, strict=True)
+        ]
+
+    def _kill(self, run: Path, point: Point) -> tuple[int, tuple[int, int, int] | None, list[str]]:
+        """Let a run die at a point; return its exit status, the calls that it left, and what must not be."""
+        killed = self.go(run, point=point.name)
+        problems = [] if killed.status == -signal.SIGKILL else [f"ended with {killed.status}: {killed.err[-2000:]}"]
+        problems += [f"{GRACE_S} s after the kill there still was {process}" for process in killed.left]
+        if run.exists():
+            before, found = left_by_a_kill(run)
+            return killed.status, before, problems + found
+        again = drive("resume", run)
+        if again.status != 2 or "is no run folder" not in again.err:
+            problems.append(f"resuming where nothing is: {again.status}: {again.err[-500:]}")
+        return killed.status, None, problems
 
     def compare(self, run: Path, resumed: Ended) -> list[str]:
         """Return in which ways a resumed run that has ended differs from the run that nothing disturbed."""

@@ -18,28 +18,13 @@ from textwrap import dedent
 import pytest
 
 from hypotheses.ledger import Ledger
-from tests.crash_points import POINTS
-from tests.crash_runs import ROOT, Crashes, left_by_a_kill
+from tests.crash_points import POINTS, Point
+from tests.crash_runs import ROOT, Crashes
+from tests.crash_table import chains
 from tests.ledger_builders import candidate, evaluate, new_campaign, new_program, scored
 
 SETUP = tuple(point.name for point in POINTS if point.setup)
-LOOP = tuple(point.name for point in POINTS if not point.setup)
-NUM_CHAINS = 13
-CHAINS = tuple(LOOP[start::NUM_CHAINS] for start in range(NUM_CHAINS))
-
-
-def killed_in_turn(crashes: Crashes, run: Path, names: tuple[str, ...]) -> None:
-    """Kill a run at each point in turn, look at what each kill left, go on to the end, and compare."""
-    calls = []
-    for name in names:
-        killed = crashes.go(run, point=name)
-        assert killed.status == -signal.SIGKILL, f"{name}: ended with {killed.status}: {killed.err[-3000:]}"
-        assert killed.left == (), f"{name}: still running after the kill: {killed.left}"
-        counted, problems = left_by_a_kill(run)
-        assert problems == [], f"after {name}: {problems}"
-        calls.append(counted)
-    ended = crashes.go(run)
-    assert crashes.compare(run, ended) == [], f"killed at {names}, with used, reserved and free calls {calls}"
+CHAINS = chains([point for point in POINTS if not point.setup], 3)
 
 
 def test_killed_while_it_is_made_while_it_is_set_up_and_inside_a_commit(tmp_path: Path) -> None:
@@ -70,16 +55,20 @@ def test_killed_at_every_point_of_its_set_up(crashes: Crashes) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", CHAINS, ids="+".join)
-def test_killed_at_points_of_its_loop(crashes: Crashes, names: tuple[str, ...]) -> None:
-    killed_in_turn(crashes, crashes.place("+".join(names)), names)
+@pytest.mark.parametrize("points", CHAINS, ids=lambda points: "+".join(point.name for point in points))
+def test_killed_at_points_of_its_loop(crashes: Crashes, points: tuple[Point, ...]) -> None:
+    for row in crashes.kill_in_turn(points):
+        assert row.problems == (), f"killed at {row.point}, which left {row.before} calls used, reserved and free"
+        assert (row.status, row.same_incumbent, row.same_hash) == (-signal.SIGKILL, True, True)
 
 
 def test_every_point_of_the_loop_is_in_a_chain() -> None:
-    assert sorted(name for names in CHAINS for name in names) == sorted(LOOP)
-    assert len(SETUP) + len(LOOP) >= 14
-    order = [point.name for point in POINTS]
-    assert all(list(names) == sorted(names, key=order.index) for names in CHAINS)
+    order = [point.name for point in POINTS if not point.setup]
+    assert sorted(point.name for chain in CHAINS for point in chain) == sorted(order)
+    assert len(SETUP) + len(order) >= 14
+    for chain in CHAINS:
+        names = [point.name for point in chain]
+        assert names == sorted(names, key=order.index), "a point that lies behind is never met again"
 
 
 COMMITS = """
