@@ -279,6 +279,8 @@ def _run(
         campaign = Campaign(recipe, ledger, desk, screener, interview, board, explainer, noise, progress)
         ending = campaign.run()
         best = campaign.incumbent()
+    if ending.failed:
+        progress.milestone(f"`quantforge resume {shlex.quote(str(folder.root))}` goes on once that is mended")
     return _leave(folder, ledger, ending, best.program.source)
 
 

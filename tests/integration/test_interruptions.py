@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -153,10 +154,11 @@ def test_a_finished_one_is_told_to_be_over_without_its_subject(
 
     for name in ("load_subject", "load_corpus", "make_isolation", "make_proposer", "open_evaluator"):
         monkeypatch.setattr(launching, name, never)
-    (crashes.calm / "report.md").unlink()
-    before = (crashes.calm / "ledger.sqlite").read_bytes()
-    outcome = relaunch(crashes.calm, QuietProgress())
+    run = crashes.folder / "finished" / "run"
+    shutil.copytree(crashes.calm, run)
+    (run / "report.md").unlink()
+    outcome = relaunch(run, QuietProgress())
     assert outcome.ending.reason == crashes.reference["ending"]
     assert outcome.summary.content_hash == crashes.reference["content_hash"]
-    assert (crashes.calm / "report.md").exists()
-    assert (crashes.calm / "ledger.sqlite").read_bytes() == before
+    for name in ("report.md", "ledger.sqlite"):
+        assert (run / name).read_bytes() == (crashes.calm / name).read_bytes(), name
