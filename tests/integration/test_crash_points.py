@@ -23,6 +23,8 @@ from tests.crash_runs import ROOT, Crashes
 from tests.crash_table import chains
 from tests.ledger_builders import candidate, evaluate, new_campaign, new_program, scored
 
+pytestmark = pytest.mark.timeout(900)  # whole campaigns, several times: seconds on quiet cores, minutes on busy ones
+
 SETUP = tuple(point.name for point in POINTS if point.setup)
 CHAINS = chains([point for point in POINTS if not point.setup], 3)
 

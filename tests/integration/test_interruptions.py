@@ -17,7 +17,7 @@ from hypotheses.ledger import Ledger
 from tests.crash_runs import Crashes, drive, finish, left_by_a_kill, orphans, start
 from tests.integration.test_crash_points import SETUP, shared_folder
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
