@@ -90,7 +90,7 @@ with Ledger.open(sys.argv[1]) as ledger:
 @pytest.mark.slow
 def test_killed_at_random_moments_of_heavy_commits(tmp_path: Path) -> None:
     """What was acknowledged before the kill is there after it, whole, and nothing else is half there."""
-    num_calls = 400
+    num_calls = 200
     path = tmp_path / "run.sqlite"
     Ledger.create(path, new_campaign(budget=num_calls)).close()
     moments = random.Random(7)
@@ -106,7 +106,7 @@ def test_killed_at_random_moments_of_heavy_commits(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "open\n"
         # Behind what is replayed, so that every round gets further.
-        for _ in range(len(acknowledged) + moments.randrange(10, 60)):
+        for _ in range(len(acknowledged) + moments.randrange(5, 30)):
             process.stdout.readline()
         time.sleep(moments.random() * 0.01)
         process.kill()
