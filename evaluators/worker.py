@@ -17,6 +17,7 @@ import json
 import linecache
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -39,6 +40,8 @@ def main() -> None:
         # Under bubblewrap the first process of the namespace sees to this, and the host to core files.
         limit_core_files()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if _is_abandoned(config["socket_fd"]):
+        os._exit(0)
     sys.path[:0] = config["import_paths"]
     serve_job(socket.socket(fileno=config["socket_fd"]), config["threads"])
 
@@ -134,6 +137,13 @@ def limit_process(limits: dict[str, Any]) -> None:
 def limit_core_files() -> None:
     """Keep the kernel from writing core files. One byte: with 0 it would still call the host's handler, as superuser."""
     _set_limit(resource.RLIMIT_CORE, 1)
+
+
+def _is_abandoned(socket_fd: int) -> bool:
+    """Whether the evaluator is dead already: killed before anyone had asked to die with it, so that no signal came."""
+    poller = select.poll()
+    poller.register(socket_fd, select.POLLIN)
+    return any(seen & select.POLLHUP for _, seen in poller.poll(0))
 
 
 def _set_limit(kind: int, value: int) -> None:

@@ -294,6 +294,8 @@ def _run(
         ending = campaign.run()
         # One that was only stopped has declared nothing yet.
         best = campaign.incumbent() if ending.failed else campaign.declared().best
+    if ending.failed:
+        progress.milestone(f"`quantforge resume {shlex.quote(str(folder.root))}` goes on once that is mended")
     return _leave(folder, ledger, ending, best.program.source)
 
 

@@ -31,7 +31,7 @@ RECIPE = """
 [campaign]
 name = "crash"
 seed = {seed}
-budget_calls = 8
+budget_calls = {budget}
 seed_program = "{folder}/seed.py"
 contract_class = "online"
 max_turns = 6
@@ -201,7 +201,7 @@ class FixedProposer:
         return _reply(EXPLAINED) if request.turn == 1 else _reply("I cannot say.")
 
 
-def write_campaign(folder: Path, *, seed: int = 5) -> Path:
+def write_campaign(folder: Path, *, budget: int = 8, seed: int = 5) -> Path:
     """Write subject, text, seed program and recipe into a folder; return the recipe's path."""
     model = make_tiny_model(seed=1, mlp_bias=False, attention_bias=False)
     model.lm_head.weight.mul_(4.0)  # type: ignore[union-attr,operator]
@@ -212,7 +212,7 @@ def write_campaign(folder: Path, *, seed: int = 5) -> Path:
     (folder / "seed.py").write_text(SEED)
     recipe = folder / "recipe.toml"
     ranges = "\n".join(f"{split} = [{start}, {stop}]" for split, (start, stop) in CHUNKS.items())
-    recipe.write_text(RECIPE.format(folder=folder, seed=seed, length=LENGTH, ranges=ranges))
+    recipe.write_text(RECIPE.format(folder=folder, budget=budget, seed=seed, length=LENGTH, ranges=ranges))
     return recipe
 
 

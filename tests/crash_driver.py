@@ -33,6 +33,8 @@ def main(arguments: list[str] | None = None) -> None:
     def make_proposer(recipe: Recipe) -> FixedProposer:
         return FixedProposer(given.outage_turn)
 
+    # A shell starts background jobs with Ctrl-C ignored, and so would be whatever such a job tests.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     launch.make_proposer = make_proposer  # type: ignore[assignment]
     if given.point is not None:
         arm(BY_NAME[given.point], number=signal.Signals[f"SIG{given.signal}"], count=given.count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import shutil
@@ -12,8 +13,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,25 +70,57 @@ class Row:
     problems: tuple[str, ...]
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Crashes:
     """One campaign on disk, run once without a kill and once up to its first turn; the kills start from there.
 
-    reference: the summary of the run that nothing disturbed. begun: the folder of a run that was killed when set-up was over.
+    reference: the summary of the run that nothing disturbed. calm: its folder. begun: the folder of a run that was killed on
+    its way, last when set-up was over.
     """
 
     folder: Path
-    reference: dict[str, Any] = field(init=False)
-    begun: Path = field(init=False)
+    recipe: Path
+    reference: dict[str, Any]
 
-    def __post_init__(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.recipe = write_campaign(self.folder)
-        self.calm = self.folder / "calm" / "run"
-        self.reference = drive("run", self.recipe, "--out", self.calm).summary
-        self.begun = self.folder / "begun" / "run"
-        ended = drive("run", self.recipe, "--out", self.begun, "--point", "set-up-over")
-        assert ended.status == -signal.SIGKILL, ended.err[-3000:]
+    @property
+    def calm(self) -> Path:
+        return self.folder / "calm" / "run"
+
+    @property
+    def begun(self) -> Path:
+        return self.folder / "begun" / "run"
+
+    @classmethod
+    def build(cls, folder: Path, *, kills: Sequence[str] = ("set-up-over",), **changes: int) -> Crashes:
+        """Write the campaign, run it, and begin it a second time with these kills on the way."""
+        folder.mkdir(parents=True, exist_ok=True)
+        recipe = write_campaign(folder, **changes)
+        calm = start("run", recipe, "--out", folder / "calm" / "run")
+        made = cls(folder=folder, recipe=recipe, reference={})
+        try:
+            for name in kills:
+                _, _, problems = made._kill(made.begun, BY_NAME[name])
+                assert problems == [], f"killed at {name}: {problems}"
+            out, err = calm.communicate(timeout=TIMEOUT_S)
+        finally:
+            calm.kill()
+        assert calm.returncode == 0, err[-3000:]
+        (folder / "reference.json").write_text(out)
+        return cls.load(folder)
+
+    @classmethod
+    def load(cls, folder: Path) -> Crashes:
+        """Return what `build` made."""
+        reference = json.loads((folder / "reference.json").read_text())
+        return cls(folder=folder, recipe=folder / "recipe.toml", reference=reference)
+
+    @classmethod
+    def shared(cls, folder: Path, **options: Any) -> Crashes:
+        """Return what `build` makes, made once for all processes that test side by side."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with folder.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return cls.load(folder) if (folder / "reference.json").exists() else cls.build(folder, **options)
 
     def place(self, name: str, *, setup: bool = False) -> Path:
         """Return a run folder to work in: where a run may be made, or a copy of the one that has begun."""
@@ -103,36 +136,48 @@ class Crashes:
             return drive("resume", run, *armed, *options)
         return drive("run", self.recipe, "--out", run, *armed, *options)
 
-    def kill_and_resume(self, point: Point) -> Row:
-        """Die at a point, look at what is left, go on, and compare with the run that nothing disturbed."""
-        start = time.monotonic()
-        run = self.place(point.name, setup=point.setup)
-        killed = self.go(run, point=point.name)
-        problems = [] if killed.status == -signal.SIGKILL else [f"exit status {killed.status}: {killed.err[-500:]}"]
-        problems += [f"{GRACE_S} s after the kill there still was {process}" for process in killed.left]
-        before = None
-        if run.exists():
-            before, found = left_by_a_kill(run)
-            problems += found
-        elif (again := drive("resume", run)).status != 2 or "is no run folder" not in again.err:
-            problems.append(f"resuming where nothing is: {again.status}: {again.err[-500:]}")
+    def kill_in_turn(self, points: Sequence[Point]) -> list[Row]:
+        """Die at each point in turn, look at what each kill left, go on to the end, and compare with the undisturbed run.
+
+        Returns:
+            A row for each point; what the end shows is the same in all of them.
+        """
+        began = time.monotonic()
+        run = self.place("+".join(point.name for point in points), setup=points[0].setup)
+        kills = [self._kill(run, point) for point in points]
         resumed = self.go(run)
-        problems += self.compare(run, resumed)
+        problems = self.compare(run, resumed)
         after, _ = left_by_a_kill(run)
         with contextlib.closing(sqlite3.connect(f"file:{run}/ledger.sqlite?mode=ro", uri=True)) as connection:
             ((attempts,),) = connection.execute(ATTEMPTS).fetchall()
         data = resumed.summary if resumed.status == 0 else {"content_hash": "", "figures": [{"program_id": ""}]}
-        return Row(
-            point=point.name,
-            status=killed.status,
-            before=before,
-            after=after,
-            attempts=attempts,
-            same_incumbent=data["figures"][-1]["program_id"] == self.reference["figures"][-1]["program_id"],
-            same_hash=data["content_hash"] == self.reference["content_hash"],
-            wall_s=time.monotonic() - start,
-            problems=tuple(problems),
-        )
+        return [
+            Row(
+                point=point.name,
+                status=status,
+                before=before,
+                after=after,
+                attempts=attempts,
+                same_incumbent=data["figures"][-1]["program_id"] == self.reference["figures"][-1]["program_id"],
+                same_hash=data["content_hash"] == self.reference["content_hash"],
+                wall_s=time.monotonic() - began,
+                problems=(*found, *problems),
+            )
+            for point, (status, before, found) in zip(points, kills, strict=True)
+        ]
+
+    def _kill(self, run: Path, point: Point) -> tuple[int, tuple[int, int, int] | None, list[str]]:
+        """Let a run die at a point; return its exit status, the calls that it left, and what must not be."""
+        killed = self.go(run, point=point.name)
+        problems = [] if killed.status == -signal.SIGKILL else [f"ended with {killed.status}: {killed.err[-2000:]}"]
+        problems += [f"{GRACE_S} s after the kill there still was {process}" for process in killed.left]
+        if run.exists():
+            before, found = left_by_a_kill(run)
+            return killed.status, before, problems + found
+        again = drive("resume", run)
+        if again.status != 2 or "is no run folder" not in again.err:
+            problems.append(f"resuming where nothing is: {again.status}: {again.err[-500:]}")
+        return killed.status, None, problems
 
     def compare(self, run: Path, resumed: Ended) -> list[str]:
         """Return in which ways a resumed run that has ended differs from the run that nothing disturbed."""
@@ -248,7 +293,3 @@ def _command(pid: int) -> str:
     except OSError:
         words = []
     return f"process {pid} {b' '.join(words)[:200].decode('utf-8', 'replace')}"
-
-
-def point(name: str) -> Point:
-    return BY_NAME[name]

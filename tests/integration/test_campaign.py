@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from evaluators.subjects import Subject
 from forge import launch as launching
 from forge.edits import EditBlock
 from forge.launch import Outcome, launch, relaunch
@@ -102,10 +104,34 @@ def test_the_budget_holds_by_sql(finished: Outcome) -> None:
     assert row[1] + row[2] + row[3] == row[0]
 
 
-def test_walking_a_finished_campaign_again_changes_nothing(finished: Outcome) -> None:
-    again = relaunch(finished.folder.root, QuietProgress())
-    assert again.summary.content_hash == finished.summary.content_hash
-    assert again.summary.budget == finished.summary.budget
+def test_a_finished_campaign_is_over_and_one_without_its_best_artifact_is_walked_again(
+    finished: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "run"
+    shutil.copytree(finished.folder.root, root)
+    loaded: list[str] = []
+    load_subject = launching.load_subject
+
+    def counted(reference: str, **options: object) -> Subject:
+        loaded.append(reference)
+        return load_subject(reference, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(launching, "load_subject", counted)
+    over = relaunch(root, QuietProgress())
+    assert loaded == []
+    with Ledger.open(finished.folder.ledger, read_only=True) as ledger:
+        incumbent = ledger.incumbent()
+        assert incumbent is not None
+        result = ledger.evaluation(incumbent.evaluation_id).result
+    assert result is not None
+    artifact = root / "artifacts" / f"{result.artifact_hash}.safetensors"
+    artifact.unlink()
+    walked = relaunch(root, QuietProgress())
+    assert loaded == ["nano-llama"]
+    assert artifact.is_file()
+    for again in (over, walked):
+        assert again.summary == finished.summary
+        assert again.ending == finished.ending
 
 
 def test_the_same_seed_gives_the_same_ledger(finished: Outcome, tmp_path: Path) -> None:
