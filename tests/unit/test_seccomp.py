@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from evaluators.seccomp import MACHINES, Machine, build_filter, filter_file
+from evaluators.seccomp import MACHINES, Machine, build_filter, filter_file, filter_program
 
 ALLOW = 0x7FFF0000
 KILL = 0x80000000
