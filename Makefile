@@ -36,8 +36,9 @@ format: $(VENV)/.ready-dev ## rewrite the code in the project's style
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.ready ## time the operations as ratios in one run
+bench: $(VENV)/.ready ## time the operations, and what isolation costs an evaluation, as ratios in one run
 	$(BIN)/python -m forge_kernels.bench
+	$(BIN)/python -m evaluators.bench --programs forge/programs
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -74,6 +74,9 @@ def measure(
             )
             for name in sides
         }
+        with open_side(IN_PROCESS, subject, corpus, CONTRACT, folder / "first", chunks) as unmeasured:
+            # What the first evaluation of a process sets up for all later ones belongs to no side.
+            unmeasured.evaluate(next(iter(programs.values())))
         for index in range(rounds):
             for name in sides[index % len(sides) :] + sides[: index % len(sides)]:
                 _run_round(opened[name], times[name], programs, scores)
@@ -161,7 +164,9 @@ def main() -> None:
     if arguments.corpus is None:
         corpus, chunks = load_corpus(SAMPLED, subject), SAMPLED_CALIBRATION
     else:
-        spec = TextCorpus(kind="text", path=arguments.corpus, sequence_length=TEXT_LENGTH, **TEXT_RANGES)
+        spec = TextCorpus.model_validate(
+            {"kind": "text", "path": arguments.corpus, "sequence_length": TEXT_LENGTH, **TEXT_RANGES}
+        )
         corpus, chunks = load_corpus(spec, subject), TEXT_RANGES["calibration"][1]
     times = measure(
         subject, corpus, programs, sides=tuple(dict.fromkeys(arguments.sides)), rounds=arguments.rounds, chunks=chunks

@@ -231,7 +231,9 @@ print(forge_kernels.bench.__file__, len(inspect.getsource(forge_kernels.rules.Lo
 
 HOSTILE = {
     "kills all it sees": "os.kill(-1, 9); time.sleep(9)",
-    "kills every number": "[os.kill(n, 9) for n in range(1, 1000) if n != os.getpid() and os.path.exists(f'/proc/{n}')]; time.sleep(9)",
+    "kills every number": (
+        "[os.kill(int(n), 9) for n in os.listdir('/proc') if n.isdigit() and int(n) != os.getpid()]\ntime.sleep(9)"
+    ),
     "kills its group": "os.killpg(0, 9)",
     "kills number 0": "os.kill(0, 9)",
     "stops what waits for it": "import signal; os.kill(2, signal.SIGSTOP); os._exit(7)",
