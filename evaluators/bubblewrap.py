@@ -112,7 +112,7 @@ class BubblewrapIsolation:
             socket_fd=connection.fileno(),
             limits=limits,
             threads=threads,
-            process_limit=_process_limit(limits),
+            process_limit=rlimit_of_processes(limits),
         )
         profile = [*self.profile(runtime, limits=limits), *_environment_options(self._environment(runtime, threads))]
         group = ControlGroup.create(limits)
@@ -354,7 +354,7 @@ def _bubblewrap_version(bwrap: Path) -> tuple[int, ...] | None:
     return tuple(map(int, match.groups())) if match else None
 
 
-def _process_limit(limits: Limits) -> int | None:
+def rlimit_of_processes(limits: Limits) -> int | None:
     """Return RLIMIT_NPROC for a worker; None for the superuser, whom it does not bind."""
     if os.geteuid() == 0:
         return None
