@@ -23,7 +23,8 @@ from typing import IO, Final, Protocol
 from evaluators.cgroup import ControlGroup
 from evaluators.errors import HostError
 
-END_TIMEOUT_S: Final = 10.0
+END_TIMEOUT_S: Final = 60.0
+"""Long, because memory and page tables of many processes are given back in that time, and giving up blames the host."""
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _KIBIBYTES: Final = re.compile(r"^(Pss(?:_Anon|_Shmem)?):\s+(\d+) kB", re.MULTILINE)
 _UNMAPPED: Final = re.compile(r"^Vm(?:PTE|Swap):\s+(\d+) kB", re.MULTILINE)
