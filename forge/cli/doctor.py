@@ -54,7 +54,9 @@ def examine(console: Console, emit: Emit | None) -> bool:
 
 def _sandbox() -> list[Finding]:
     return [
-        Finding(name=f"sandbox: {check.name}", ok=check.ok, detail=check.detail, repair=check.repair)
+        Finding(
+            name=f"sandbox: {check.name}", ok=check.ok, detail=check.detail, repair=check.repair, needed=check.needed
+        )
         for check in diagnose_sandbox()
     ]
 
