@@ -19,7 +19,7 @@ PROTECTIONS = {
     "bubblewrap", "user-namespace", "pid-namespace", "net-namespace", "ipc-namespace", "uts-namespace", "mnt-namespace",
     "cgroup-namespace", "network", "read-only-system", "kernel-settings", "nested-namespaces", "no-new-privileges",
     "capabilities", "identity", "home", "environment", "processes", "system-calls", "core-files", "gpu-nodes",
-    "memory-limit", "process-limit", "output-limit",
+    "memory-limit", "process-limit", "output-limit", "warm-start",
 }  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def test_a_missing_filter_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_core_files_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evaluators.bubblewrap._limit_core", lambda pid: None)
+    monkeypatch.setattr("evaluators.bubblewrap_process._limit_core", lambda pid: None)
     assert off(BubblewrapIsolation()).keys() == {"core-files"}
 
 
