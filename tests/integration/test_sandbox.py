@@ -285,10 +285,14 @@ def test_memory_is_limited(host: WorkerHost, case: str) -> None:
     assert report.outcome is Outcome.OUT_OF_MEMORY, report
 
 
-def test_memory_that_hides_from_a_watchdog_cannot_be_had(host: WorkerHost) -> None:
-    report, server = run(
-        host,
-        """
+def test_memory_that_hides_from_a_watchdog_cannot_be_had() -> None:
+    with WorkerHost(BubblewrapIsolation(gpu=False), LIMITS) as host:
+        report, server = run(host, HIDING)
+    assert report.is_finished, report
+    assert server.logged() == ["memfd", "anonymous", "zero", "shm", "tmp", "shmget"]
+
+
+HIDING = """
 import ctypes, mmap
 libc = ctypes.CDLL(None, use_errno=True)
 for name, attempt in {
@@ -304,10 +308,7 @@ for name, attempt in {
         session.log(name)
 if libc.shmget(0, 4096, 0o1600) == -1:
     session.log("shmget")
-""",
-    )
-    assert report.is_finished, report
-    assert server.logged() == ["memfd", "anonymous", "zero", "shm", "tmp", "shmget"]
+"""
 
 
 def test_a_fork_bomb_is_bounded(host: WorkerHost) -> None:
@@ -344,8 +345,10 @@ def test_a_program_that_takes_its_output_back_does_not_stop_the_watch() -> None:
             self.output.close()
 
     class Stealing(BubblewrapIsolation):
-        def start(self, connection: socket.socket, *, limits: Limits, threads: int) -> Sandbox:
-            sandbox = super().start(connection, limits=limits, threads=threads)
+        def start(
+            self, connection: socket.socket, *, limits: Limits, threads: int, template: Template | None = None
+        ) -> Sandbox:
+            sandbox = super().start(connection, limits=limits, threads=threads, template=template)
             sandbox.output = Emptied(sandbox.output)  # type: ignore[assignment]
             return sandbox
 
@@ -422,7 +425,8 @@ def test_an_abstract_socket_of_the_host_is_out_of_reach(host: WorkerHost) -> Non
             host, "import socket\nsocket.socket(socket.AF_UNIX, socket.SOCK_STREAM).connect('\\0quantforge-test')"
         )
     assert report.outcome is Outcome.CRASHED
-    assert "Address family not supported" in report.reason
+    # Beside a GPU such sockets can be made, because CUDA needs them, but lead nowhere.
+    assert "Address family not supported" in report.reason or "ConnectionRefusedError" in report.reason
 
 
 def test_only_standard_streams_and_the_channel_are_open(host: WorkerHost) -> None:
