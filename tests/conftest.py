@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 # Before torch is imported: with several test processes on few cores, barriers inside operations cost an order of magnitude.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["NO_COLOR"] = "1"
 for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
     os.environ.pop(name, None)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sandbox",
+        choices=("bubblewrap", "none"),
+        default="bubblewrap",
+        help="isolation of the attack suite; with none one sees which properties need it",
+    )
