@@ -25,6 +25,7 @@ from nothing. What this does not cover: faults of the kernel, of the GPU driver,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import json
@@ -263,9 +264,11 @@ def start_bubblewrap(
 
 
 def _limit_core(pid: int) -> None:
-    _, hard = resource.prlimit(pid, resource.RLIMIT_CORE)
-    size = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
-    resource.prlimit(pid, resource.RLIMIT_CORE, (size, size))
+    # A bubblewrap that is installed set-user-id is another user's process until it has dropped that.
+    with contextlib.suppress(PermissionError):
+        _, hard = resource.prlimit(pid, resource.RLIMIT_CORE)
+        size = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
+        resource.prlimit(pid, resource.RLIMIT_CORE, (size, size))
 
 
 def _user_folders() -> list[Path]:
