@@ -73,6 +73,7 @@ def test_names_of_artifacts_lead_nowhere_else(range_: Range) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # some ninety attacks, one after another
 def test_without_isolation_exactly_the_listed_properties_fail(tmp_path: Path) -> None:
     harmless = [attack for attack in ATTACKS if not attack.harm]
     problems = run_all(tmp_path, NoIsolation(), harmless)
