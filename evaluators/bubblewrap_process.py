@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -81,9 +82,11 @@ def start_bubblewrap(
 
 
 def _limit_core(pid: int) -> None:
-    _, hard = resource.prlimit(pid, resource.RLIMIT_CORE)
-    size = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
-    resource.prlimit(pid, resource.RLIMIT_CORE, (size, size))
+    # A bubblewrap that is installed set-user-id is another user's process until it has dropped that.
+    with contextlib.suppress(PermissionError):
+        _, hard = resource.prlimit(pid, resource.RLIMIT_CORE)
+        size = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
+        resource.prlimit(pid, resource.RLIMIT_CORE, (size, size))
 
 
 def _join(group: ControlGroup | None, pids: Sequence[int]) -> ControlGroup | None:

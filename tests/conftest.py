@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Before torch is imported: with several test processes on few cores, barriers inside operations cost an order of magnitude.
@@ -15,3 +16,12 @@ for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
 # A busy machine draws examples slowly; that says nothing about the code.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sandbox",
+        choices=("bubblewrap", "none"),
+        default="bubblewrap",
+        help="isolation of the attack suite; with none one sees which properties need it",
+    )

@@ -25,13 +25,21 @@ MIN_DISK_GB = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One check. `needed` ones decide the exit code."""
+    """One check. `needed` ones decide the exit code; a protection of the sandbox is on or off."""
 
     name: str
     ok: bool
     detail: str
     repair: str = ""
     needed: bool = True
+    is_protection: bool = False
+
+    @property
+    def mark(self) -> str:
+        """What stands beside its name in the table."""
+        if self.is_protection:
+            return "on" if self.ok else ("OFF" if self.needed else "off")
+        return "ok" if self.ok else ("FAILED" if self.needed else "no")
 
 
 def examine(console: Console, emit: Emit | None) -> bool:
@@ -45,8 +53,9 @@ def examine(console: Console, emit: Emit | None) -> bool:
     for heading in ("check", "", "found", "repair"):
         table.add_column(heading, overflow="fold")
     for finding in findings:
-        mark = "ok" if finding.ok else ("FAILED" if finding.needed else "no")
-        table.add_row(Text(finding.name), mark, Text(finding.detail), Text("" if finding.ok else finding.repair))
+        table.add_row(
+            Text(finding.name), finding.mark, Text(finding.detail), Text("" if finding.ok else finding.repair)
+        )
     console.print(table)
     console.print(Text("a campaign can run here" if healthy else "a campaign would refuse to start here"))
     return healthy
@@ -55,7 +64,12 @@ def examine(console: Console, emit: Emit | None) -> bool:
 def _sandbox() -> list[Finding]:
     return [
         Finding(
-            name=f"sandbox: {check.name}", ok=check.ok, detail=check.detail, repair=check.repair, needed=check.needed
+            name=f"sandbox: {check.name}",
+            ok=check.ok,
+            detail=check.detail,
+            repair=check.repair,
+            needed=check.needed,
+            is_protection=True,
         )
         for check in diagnose_sandbox()
     ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from evaluators import sandbox_checks, sandbox_probe
 from evaluators.bubblewrap import BubblewrapIsolation, find_bubblewrap
@@ -14,6 +16,7 @@ from evaluators.limits import Limits
 from evaluators.python_runtime import PythonRuntime
 from evaluators.sandbox import Check, diagnose_sandbox
 from evaluators.sandbox_probe import GREEDY_PROCESSES, Greed, probe_greed, probe_reach
+from forge.cli.doctor import examine
 
 PROTECTIONS = {
     "bubblewrap", "user-namespace", "pid-namespace", "net-namespace", "ipc-namespace", "uts-namespace", "mnt-namespace",
@@ -129,3 +132,22 @@ def test_output_that_nothing_limits_is_found(monkeypatch: pytest.MonkeyPatch) ->
     check = sandbox_checks._output_check()
     assert not check.ok
     assert "timed_out" in check.detail
+
+
+def test_the_doctor_prints_each_protection_as_on_or_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = [
+        Check(name="network", ok=True, detail="no interface"),
+        Check(name="home", ok=False, detail="a trial run saw it", repair="mend it"),
+        Check(name="core-files", ok=False, detail="core files of 0 bytes", repair="raise it", needed=False),
+    ]
+    monkeypatch.setattr("forge.cli.doctor.diagnose_sandbox", lambda: checks)
+    text = io.StringIO()
+    assert not examine(Console(file=text, width=200), None)
+    rows = {line.split("\u2502")[1].strip(): line for line in text.getvalue().splitlines() if "sandbox:" in line}
+    for name, mark, repair in (
+        ("network", " on ", ""),
+        ("home", " OFF ", "mend it"),
+        ("core-files", " off ", "raise it"),
+    ):
+        assert mark in rows[f"sandbox: {name}"], rows
+        assert repair in rows[f"sandbox: {name}"], rows
