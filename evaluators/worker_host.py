@@ -137,6 +137,8 @@ class WorkerHost:
             worker.end()
             if not self._closed:
                 self.prestart()
+        if worker.fault is not None:
+            raise HostError(f"the watch on a worker failed: {worker.fault}") from worker.fault
         if verdict is None and worker.output.num_bytes > self.limits.output_bytes:
             # Whether the supervisor saw it in time must not depend on chance.
             verdict = worker.output_verdict()

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from evaluators.errors import HostError, SandboxUnavailableError
@@ -70,6 +71,7 @@ class Worker:
         self._limits = limits
         self.output = OutputBuffer()
         self.verdict: Verdict | None = None
+        self.fault: Exception | None = None
         self.ready = False
         self._deadline = math.inf
         self._watched = False
@@ -84,7 +86,8 @@ class Worker:
             raise
         # A program can read its own output back, between our learning that there is some and our reading it.
         os.set_blocking(self.sandbox.output.fileno(), False)
-        self._threads = [threading.Thread(target=self._supervise, name="worker-supervisor", daemon=True)]
+        self._threads = [threading.Thread(target=self._guarded, args=(self._supervise,), name="worker-supervisor")]
+        self._threads[0].daemon = True
         self._threads[0].start()
 
     def wait_ready(self) -> None:
@@ -118,7 +121,9 @@ class Worker:
         """Start the clock and the watch on memory and processes."""
         self._deadline = time.monotonic() + self._limits.wall_s
         self._watched = True
-        self._threads.append(threading.Thread(target=self._watch_memory, name="worker-memory", daemon=True))
+        self._threads.append(
+            threading.Thread(target=self._guarded, args=(self._watch_memory,), name="worker-memory", daemon=True)
+        )
         self._threads[-1].start()
 
     def kill(self) -> None:
@@ -147,6 +152,8 @@ class Worker:
             status = self.sandbox.process.wait(timeout=SILENCE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return self.verdict or Verdict(Outcome.CONTRACT, "the program closed its session and went on running")
+        if self.fault is not None:
+            return Verdict(Outcome.CRASHED, "the watch on the worker failed")
         # The kernel may have enforced a limit between two looks of the supervisor.
         verdict = self.verdict or self._look() or self._look_at_memory()
         if verdict is not None:
@@ -163,6 +170,15 @@ class Worker:
     def output_verdict(self) -> Verdict:
         limit = self._limits.output_bytes
         return Verdict(Outcome.OUTPUT_LIMIT, f"wrote more than {limit} bytes to stdout and stderr")
+
+    def _guarded(self, watch: Callable[[], None]) -> None:
+        """Keep a watch; a fault of its own ends the worker, so that nothing runs unwatched."""
+        try:
+            watch()
+        except Exception as error:
+            if not self._ended.is_set():
+                self.fault = error
+                self.kill()
 
     def _supervise(self) -> None:
         output = self.sandbox.output.fileno()

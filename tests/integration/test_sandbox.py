@@ -476,6 +476,22 @@ def test_a_fault_of_the_server_is_raised_and_the_next_run_works(host: WorkerHost
     assert run(host, "pass")[0].is_finished
 
 
+@pytest.mark.parametrize("look", ["_look", "_look_at_memory"])
+def test_a_watch_that_fails_ends_the_run_as_the_hosts_failure(look: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with WorkerHost(BubblewrapIsolation(), LIMITS) as host:
+        host.prestart()
+        assert host._waiting is not None
+        worker = host._waiting.result()
+
+        def fail() -> None:
+            raise RuntimeError("the watch has a fault")
+
+        monkeypatch.setattr(worker, look, fail)
+        with pytest.raises(HostError, match="the watch on a worker failed: the watch has a fault"):
+            run(host, "time.sleep(100)")
+        assert run(host, "pass")[0].is_finished
+
+
 def test_calls_are_limited() -> None:
     with WorkerHost(BubblewrapIsolation(), Limits(calls=50)) as host:
         report, server = run(host, "while True: session.log('x')")
