@@ -25,6 +25,7 @@ from evaluators.evaluator import Evaluator
 from evaluators.python_runtime import package_folder
 from evaluators.results import EvaluationResult
 from evaluators.subjects import Subject
+from evaluators.worker_process import Worker
 
 CALIBRATION_TOKENS = range(3, 64)
 SCORING_TOKENS = range(64, 128)
@@ -284,8 +285,7 @@ def survivors(world: World, evaluators: Sequence[Evaluator]) -> list[str]:
     """Name processes below this one that belong to no waiting worker, and end them."""
     deadline = time.monotonic() + 5
     while True:
-        waiting = [worker.sandbox.process.pid for worker in map(waiting_worker, evaluators)]
-        expected = {world.decoy.pid, *waiting}.union(*map(descendants, waiting))
+        expected = {world.decoy.pid}.union(*map(_waiting_processes, evaluators))
         found = {pid: _state(pid) for pid in descendants(os.getpid()) if pid not in expected}
         for pid, state in found.items():
             if state == "Z":
@@ -306,7 +306,30 @@ def survivors(world: World, evaluators: Sequence[Evaluator]) -> list[str]:
     return names
 
 
-def waiting_worker(evaluator: Evaluator) -> object:
+def _waiting_processes(evaluator: Evaluator) -> set[int]:
+    """Return the processes of the worker that waits, and of the template that it was forked from.
+
+    Of the template's own descendants only those count that are in the waiting worker's pid namespace, and their parents.
+    """
+    sandbox = waiting_worker(evaluator).sandbox
+    outer = sandbox.process.pid
+    expected = {outer, *descendants(outer)}
+    template = evaluator._host._template
+    if template is None or template.pid is None:
+        return expected
+    inside = {_pid_namespace(pid) for pid in expected} - {_pid_namespace(os.getpid()), ""}
+    forked = {pid for pid in descendants(template.pid) if _pid_namespace(pid) in inside}
+    return expected | {template.pid} | forked | {_parent(pid) for pid in forked}
+
+
+def _pid_namespace(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
+
+
+def waiting_worker(evaluator: Evaluator) -> Worker:
     """Return the worker that waits for the next program, once it is ready."""
     host = evaluator._host
     host.prestart()
