@@ -115,7 +115,7 @@ def test_an_older_schema_is_migrated_after_a_backup(copy: Path) -> None:
     with pytest.raises(LedgerSchemaError, match="schema version 3"):
         Ledger.open(copy)
     with Ledger.open(copy.with_name("ledger.sqlite.v2.backup"), read_only=True) as backup:
-        assert len(backup.notes()) == 3
+        assert len(backup.notes()) == 4
         assert backup.check_invariants() == []
 
 

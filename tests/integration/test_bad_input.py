@@ -259,7 +259,7 @@ def test_a_host_without_bubblewrap(recipe: Path, monkeypatch: pytest.MonkeyPatch
     def none() -> Path:
         raise SandboxUnavailableError("no bubblewrap 0.8.0 or newer on this machine; or run with `--sandbox none`")
 
-    monkeypatch.setattr("evaluators.sandbox_checks.find_bubblewrap", none)
+    monkeypatch.setattr("evaluators.sandbox_probe.find_bubblewrap", none)
     assert "--sandbox none" in refused("run", recipe)
     assert "--sandbox none" in refused("evaluate", "rtn", "--recipe", recipe)
 
@@ -269,7 +269,7 @@ def test_a_host_without_namespaces(recipe: Path, tmp_path: Path, monkeypatch: py
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     broken.chmod(0o755)
-    for module in ("sandbox_checks", "bubblewrap"):
+    for module in ("sandbox_probe", "bubblewrap"):
         monkeypatch.setattr(f"evaluators.{module}.find_bubblewrap", lambda: broken)
     arguments = ["run", recipe] if command == "run" else [command, "rtn", "--recipe", recipe]
     told = refused(*arguments)

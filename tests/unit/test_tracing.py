@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from evaluators.pool import EvaluatorPool
 from evaluators.results import EvaluationResult, Evidence, Outcome
 from forge.desk import Desk
 from forge.progress import QuietProgress
@@ -42,7 +43,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 def desk(ledger: Ledger, traces: Traces) -> Desk:
-    return Desk(ledger, traces, QuietProgress())  # type: ignore[arg-type]
+    return Desk(ledger, EvaluatorPool(lambda: traces), QuietProgress())  # type: ignore[arg-type,return-value]
 
 
 def twin(ledger: Ledger) -> Program:
