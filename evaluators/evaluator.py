@@ -161,7 +161,7 @@ class Evaluator:
         start = time.monotonic()
         calibration_CL = draw_chunks(self.corpus.splits["calibration"], self.calibration_chunks, draw)
         gate_CL = self.corpus.splits["gate"]
-        with tempfile.TemporaryDirectory(prefix="quantforge-trace-") as folder:
+        with self._scratch("trace") as folder:
             result, _ = self._run(source, self.subject, calibration_CL, gate_CL, seed, self._host, Path(folder))
         return replace(result, draw=draw, artifact_hash=None, wall_s=time.monotonic() - start)
 
@@ -180,7 +180,7 @@ class Evaluator:
         subject = self._smoke_subject
         calibration_CL = self.corpus.splits["calibration"][:SMOKE_CHUNKS, :SMOKE_TOKENS]
         gate_CL = self.corpus.splits["gate"][:1, :SMOKE_TOKENS]
-        with tempfile.TemporaryDirectory(prefix="quantforge-smoke-") as folder:
+        with self._scratch("smoke") as folder:
             result, artifact = self._run(source, subject, calibration_CL, gate_CL, seed, self._smoke_host, Path(folder))
         if artifact is not None:
             with apply_artifact(artifact, subject, self.contract).fully_quantized() as model:
@@ -277,6 +277,11 @@ class Evaluator:
             ),
             artifact,
         )
+
+    def _scratch(self, purpose: str) -> tempfile.TemporaryDirectory[str]:
+        """Return a folder for what is thrown away; it lies with the artifacts, where a killed run's is found and removed."""
+        self.artifacts_dir.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(prefix=f".{purpose}-", suffix=".tmp", dir=self.artifacts_dir)
 
     def _tokens(self, split: Split, reader: str) -> Tensor:
         if split == "sealed":

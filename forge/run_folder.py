@@ -149,9 +149,12 @@ class RunFolder:
         return folder
 
     def sweep(self) -> None:
-        """Remove files that a killed process left half written; only for who holds the run's lock."""
+        """Remove files and folders that a killed process left half written; only for who holds the run's lock."""
         for path in (*self.root.glob(".best.py-*"), *self.root.glob(".report.md-*"), *self.artifacts.glob(".*.tmp")):
-            path.unlink(missing_ok=True)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def discard(self) -> None:
         """Remove a folder whose run could not even be set up."""

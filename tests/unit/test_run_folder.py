@@ -84,7 +84,11 @@ def test_what_a_killed_process_left_half_written_is_swept_away(tmp_path: Path) -
     whole = [folder.artifacts / "ab.safetensors", folder.best, folder.report, folder.recipe, folder.environment]
     for path in (*halves, *whole):
         path.write_text("text")
+    left = folder.artifacts / ".trace-x1.tmp"
+    left.mkdir()
+    (left / "ab.safetensors").write_text("text")
     folder.sweep()
+    assert not left.exists()
     assert [path for path in halves if path.exists()] == []
     assert [path for path in whole if not path.exists()] == []
 
