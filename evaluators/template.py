@@ -138,6 +138,8 @@ class Template:
         output = os.memfd_create("quantforge-template", os.MFD_CLOEXEC)
         try:
             self._process = self._execute(view, theirs, output)
+            # So that the end of the process is the end of the connection.
+            theirs.close()
             answer = self._greet(ours)
             if answer is None:
                 raise TemplateRefusedError(f"it ended while it imported: {_tail(output) or 'it printed nothing'}")

@@ -88,7 +88,7 @@ ATTACKS = (
                 if os.path.exists(place + "/@MARK@"):
                     session.log(f"found in {place}")
             pids = [name for name in os.listdir("/proc") if name.isdigit()]
-            if len(pids) > 2:
+            if len(pids) > 3:  # the first one, the one that waits, and this one
                 session.log(f"{len(pids)} processes")
             honest(session)
         """),

@@ -152,7 +152,7 @@ def test_a_finished_one_is_told_to_be_over_without_its_subject(
     def never(*args: object, **kwargs: object) -> None:
         pytest.fail("an ended campaign needs nothing of the kind")
 
-    for name in ("load_subject", "load_corpus", "make_isolation", "make_proposer", "open_evaluator"):
+    for name in ("load_subject", "load_corpus", "make_isolation", "make_proposer", "open_evaluators"):
         monkeypatch.setattr(launching, name, never)
     run = crashes.folder / "finished" / "run"
     shutil.copytree(crashes.calm, run)

@@ -359,6 +359,17 @@ def test_without_the_right_to_enter_a_namespace_workers_start_anew(
     assert len([record for record in caplog.records if "without a template" in record.message]) == 1
 
 
+def test_a_host_that_is_closed_while_its_template_imports_does_not_wait_for_ever() -> None:
+    for delay_s in (0.0, 0.2, 0.5, 0.8):
+        host = WorkerHost(BubblewrapIsolation(), LIMITS)
+        host.prestart()
+        time.sleep(delay_s)
+        closing = threading.Thread(target=host.close, daemon=True)
+        closing.start()
+        closing.join(timeout=30)
+        assert not closing.is_alive(), f"closing {delay_s} s after the start of a template does not end"
+
+
 def test_a_template_with_threads_serves_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     def environment(wanted: dict[str, str]) -> tuple[tuple[str, str], ...]:
         # numpy's linear algebra, which torch imports, starts its threads when it is loaded.
