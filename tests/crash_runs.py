@@ -30,8 +30,7 @@ from tests.ledger_queries import violations
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 280.0
 GRACE_S = 15.0
-"""Until every process of a killed campaign is gone: a tenth of a second when cores are free, seconds when tests compete for them."""
-"""How long what a killed orchestrator started may outlive it."""
+"""How long what a killed orchestrator started may outlive it: seconds where tests compete for cores, else a tenth of one."""
 SET_CHILD_SUBREAPER = 36
 
 SETTLED_TWICE = "SELECT ref FROM events WHERE kind = 'evaluation_settled' GROUP BY ref HAVING count(*) > 1"
