@@ -46,11 +46,8 @@ class ArtifactStore:
         try:
             artifact.save(path)
             loaded = Artifact.load(path)
-        except (
-            OSError,
-            SafetensorError,
-            ArtifactError,
-        ) as error:  # a full disk is a SafetensorError while tensors are written
+        except (OSError, SafetensorError, ArtifactError) as error:
+            # A full disk is a SafetensorError while tensors are written.
             raise HostError(f"cannot keep an artifact in {self.folder}: {error}; check the disk") from error
         if loaded.hash != artifact.hash:
             raise HostError(f"{path} does not hold what was written to it; check the disk")

@@ -10,7 +10,6 @@ import contextlib
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 from evaluators.contract import CONTRACTS
@@ -20,7 +19,6 @@ from evaluators.evaluator import Evaluator, runtime_versions
 from evaluators.pool import EvaluatorPool
 from evaluators.sandbox import BubblewrapIsolation, Isolation, NoIsolation, require_sandbox
 from evaluators.subjects import Subject, load_subject
-from forge import program_source
 from forge.asking import Asker
 from forge.campaign import Campaign, Ending
 from forge.confirming import Confirmer
@@ -31,12 +29,11 @@ from forge.continuity import (
     require_same_surroundings,
     surroundings,
 )
-from forge.desk import Call, Desk
+from forge.desk import Desk
 from forge.errors import RecipeError
 from forge.explaining import Explainer
 from forge.interview import Interview
-from forge.noise import NoiseModel
-from forge.program_identity import ast_hash, normalized_ast_hash
+from forge.program_files import read_program
 from forge.progress import Progress
 from forge.proposers.base import Proposer
 from forge.proposers.catalogue import CatalogueProposer, catalogue_hash
@@ -44,19 +41,11 @@ from forge.recipe import Recipe, dump, load_recipe
 from forge.report import render_report
 from forge.required import EditBoard
 from forge.run_folder import RunFolder, describe_environment, write_atomically
-from forge.scored import scored
-from forge.screening import Refusal, Screener, check_source
+from forge.screening import Screener
+from forge.set_up import SetUpError, set_up
 from forge.summary import Summary, summarize
-from hypotheses.effects import noise_floor, paired_effect, program_variance
-from hypotheses.ledger import ENDED, Ledger, NewCampaign, NewIncumbent, NewNoise, NewProgram
+from hypotheses.ledger import ENDED, Ledger, NewCampaign
 from hypotheses.ledger.errors import LedgerStorageError
-
-NOISE_PROGRAM = "gptq"
-"""Shipped program whose calibration draws measure the program-level variance; see `forge.noise`."""
-
-
-class SetUpError(RecipeError):
-    """The seed or the noise floor cannot be measured with this recipe: there is no campaign to resume."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,34 +141,6 @@ def _told_how_to_resume(folder: RunFolder) -> Iterator[None]:
         raise
 
 
-def read_program(reference: str) -> str:
-    """Return the source of a shipped program by name, or of a file by path.
-
-    Raises:
-        RecipeError: there is no such program, or it is no valid one.
-    """
-    shipped = shipped_programs()
-    if reference in shipped:
-        return (resources.files("forge") / "programs" / f"{reference}.py").read_text(encoding="utf-8")
-    try:
-        source = Path(reference).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError, RuntimeError) as err:  # RuntimeError: '~' of a user who is not there
-        raise RecipeError(
-            f"program {reference!r} is neither a shipped one ({', '.join(shipped)}) nor a readable file: {err}"
-        ) from err
-    try:
-        check_source(source)
-    except Refusal as refusal:
-        raise RecipeError(f"program {reference!r} cannot be run: {'; '.join(refusal.problems)}") from refusal
-    return source
-
-
-def shipped_programs() -> tuple[str, ...]:
-    """Return the names of the shipped programs."""
-    folder = resources.files("forge") / "programs"
-    return tuple(sorted(file.name.removesuffix(".py") for file in folder.iterdir() if file.name.endswith(".py")))
-
-
 def make_isolation(recipe: Recipe) -> Isolation:
     """Return the isolation that the recipe asks for.
 
@@ -267,7 +228,7 @@ def _run(
         desk = Desk(ledger, evaluators, progress)
         screener = Screener(ledger, desk, recipe.campaign.seed)
         desk.full_precision("search")
-        noise = _set_up(recipe, ledger, desk, screener, seed_source, progress)
+        noise = set_up(recipe, ledger, desk, screener, seed_source, progress)
         asker = Asker(
             proposer,
             ledger,
@@ -323,73 +284,3 @@ def _leave(folder: RunFolder, ledger: Ledger, ending: Ending, best: str) -> Outc
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             write_atomically(path, text)
     return Outcome(ending=ending, summary=summary, folder=folder)
-
-
-def _set_up(
-    recipe: Recipe, ledger: Ledger, desk: Desk, screener: Screener, seed_source: str, progress: Progress
-) -> NoiseModel:
-    """Score the seed, make it the incumbent, and measure the noise floor; set-up, not budget."""
-    name = recipe.campaign.seed_program
-    seed = screener.store(seed_source, origin="seed", title=Path(name).stem, parent=None)
-    first = desk.evaluate(Call(program=seed, kind="setup", seed=recipe.campaign.seed, why="the seed of the search"))
-    result = scored(first)
-    if result is None:
-        reason = first.result.reason if first.result else ""
-        raise SetUpError(f"seed program {name!r} cannot be scored on this subject: {reason}")
-    screener.smoke(seed, allowed_class="corrected")
-    if ledger.incumbent() is None:
-        ledger.set_incumbent(
-            NewIncumbent(turn=0, program_id=seed.id, evaluation_id=first.id, reason="seed of the search")
-        )
-    reference = ledger.add_program(_noise_program())
-    num_draws = recipe.evaluation.noise_draws
-    draws = list(
-        desk.evaluate_all(
-            Call(
-                program=reference,
-                kind="setup",
-                draw=draw,
-                seed=recipe.campaign.seed,
-                why=f"noise floor, calibration draw {draw + 1} of {num_draws}",
-            )
-            for draw in range(num_draws)
-        )
-    )
-    losses = [scored(draw) for draw in draws]
-    if any(loss is None for loss in losses):
-        failed = next(draw for draw in draws if scored(draw) is None)
-        raise SetUpError(
-            f"the noise floor cannot be measured: program {NOISE_PROGRAM!r} ended "
-            f"{failed.result.outcome if failed.result else ''}: {failed.result.reason if failed.result else ''}"
-        )
-    means = [loss.nll for loss in losses if loss is not None and loss.nll is not None]
-    variance = program_variance(means)
-    assert losses[0] is not None
-    effect = paired_effect(result.chunk_nll, losses[0].chunk_nll, program_variance=2 * variance)
-    floor = noise_floor(effect.chunk_variance / effect.num_chunks, 2 * variance)
-    ledger.record_noise(
-        NewNoise(
-            program_id=reference.id,
-            split="search",
-            floor=floor,
-            chunk_variance=effect.chunk_variance,
-            draw_variance=variance,
-            num_chunks=effect.num_chunks,
-            evaluation_ids=tuple(draw.id for draw in draws),
-            body={"draw_means": means, "paired_with": first.id},
-        )
-    )
-    progress.milestone(f"noise floor {floor:.5f} nats/token (calibration draws: sd {variance**0.5:.5f})")
-    return NoiseModel(draw_variance=variance, num_draws=len(draws), floor=floor)
-
-
-def _noise_program() -> NewProgram:
-    source = read_program(NOISE_PROGRAM)
-    return NewProgram(
-        source=source,
-        origin="control",
-        ast_hash=ast_hash(source),
-        normalized_ast_hash=normalized_ast_hash(source),
-        title=NOISE_PROGRAM,
-        mechanisms=program_source.mechanisms(source),
-    )

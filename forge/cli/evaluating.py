@@ -17,7 +17,8 @@ from evaluators.results import EvaluationResult
 from evaluators.subjects import load_subject
 from forge.cli.printing import in_cell, make_table, print_block, print_line, print_table
 from forge.errors import RecipeError
-from forge.launch import make_isolation, open_evaluators, read_program, require_pairs
+from forge.launch import make_isolation, open_evaluators, require_pairs
+from forge.program_files import read_program
 from forge.recipe import Overrides, load_recipe
 from hypotheses.effects import paired_effect
 

@@ -15,14 +15,15 @@ from evaluators.evaluator import Evaluator
 from evaluators.pool import EvaluatorPool
 from evaluators.results import EvaluationResult, Evidence, Outcome
 from evaluators.sandbox import NoIsolation
-from forge import launch as launching
 from forge.desk import Desk, effect_on, effect_on_reference
 from forge.errors import RecipeError
-from forge.launch import SetUpError, make_isolation, read_program, require_pairs, shipped_programs
+from forge.launch import make_isolation, require_pairs
 from forge.noise import NoiseModel
+from forge.program_files import read_program, shipped_programs
 from forge.progress import QuietProgress
 from forge.recipe import Recipe, parse_recipe
 from forge.screening import Screener
+from forge.set_up import SetUpError, set_up
 from hypotheses.ledger import Ledger
 from tests.ledger_builders import new_campaign, scored
 from tests.tiny_models import make_tiny_corpus, make_tiny_subject
@@ -75,10 +76,10 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
         yield ledger
 
 
-def set_up(ledger: Ledger, evaluator: ToldEvaluator, seed_source: str = RTN) -> NoiseModel:
+def measure(ledger: Ledger, evaluator: ToldEvaluator, seed_source: str = RTN) -> NoiseModel:
     desk = Desk(ledger, EvaluatorPool(lambda: evaluator), QuietProgress())  # type: ignore[arg-type,return-value]
     screener = Screener(ledger, desk, 7)
-    return launching._set_up(recipe(), ledger, desk, screener, seed_source, QuietProgress())
+    return set_up(recipe(), ledger, desk, screener, seed_source, QuietProgress())
 
 
 def shifted(name: str, draw: int) -> tuple[float, ...]:
@@ -91,7 +92,7 @@ def shifted(name: str, draw: int) -> tuple[float, ...]:
 
 
 def test_the_noise_floor_is_the_error_of_an_effect_between_calibrated_programs(ledger: Ledger) -> None:
-    noise = set_up(ledger, ToldEvaluator(shifted))
+    noise = measure(ledger, ToldEvaluator(shifted))
     means = [statistics.fmean(shifted("gptq", draw)) for draw in range(5)]
     differences = [a - b for a, b in zip(shifted("rtn", 0), shifted("gptq", 0), strict=True)]
     assert noise.num_draws == 5
@@ -107,7 +108,7 @@ def test_the_noise_floor_is_the_error_of_an_effect_between_calibrated_programs(l
 
 def test_set_up_costs_no_call_and_makes_the_seed_incumbent(ledger: Ledger) -> None:
     evaluator = ToldEvaluator(shifted)
-    set_up(ledger, evaluator)
+    measure(ledger, evaluator)
     assert evaluator.seen == [("rtn", 0, 7), *(("gptq", draw, 7) for draw in range(5))]
     budget = ledger.budget()
     assert (budget.used, budget.reserved, budget.free, budget.num_setup) == (0, 0, 4, 6)
@@ -119,15 +120,15 @@ def test_set_up_costs_no_call_and_makes_the_seed_incumbent(ledger: Ledger) -> No
 
 def test_set_up_again_measures_nothing_again(ledger: Ledger) -> None:
     evaluator = ToldEvaluator(shifted)
-    first = set_up(ledger, evaluator)
+    first = measure(ledger, evaluator)
     digest = ledger.content_hash()
-    assert set_up(ledger, evaluator) == first
+    assert measure(ledger, evaluator) == first
     assert len(evaluator.seen) == 6
     assert ledger.content_hash() == digest
 
 
 def test_equal_draws_leave_the_chunks(ledger: Ledger) -> None:
-    noise = set_up(ledger, ToldEvaluator(lambda name, draw: shifted(name, 2)))
+    noise = measure(ledger, ToldEvaluator(lambda name, draw: shifted(name, 2)))
     assert noise.draw_variance == 0.0
     assert noise.floor > 0.0
 
@@ -141,7 +142,7 @@ def test_equal_draws_leave_the_chunks(ledger: Ledger) -> None:
 )
 def test_a_program_that_set_up_needs_and_that_fails_is_told(ledger: Ledger, fails: str, words: str) -> None:
     with pytest.raises(SetUpError) as info:
-        set_up(ledger, ToldEvaluator(lambda name, draw: None if name == fails else shifted(name, draw)))
+        measure(ledger, ToldEvaluator(lambda name, draw: None if name == fails else shifted(name, draw)))
     assert str(info.value) == words
 
 

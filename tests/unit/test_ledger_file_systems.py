@@ -35,7 +35,7 @@ this line is none
     ("path", "point", "kind", "is_network"),
     [
         ("/", "/", "overlay", False),
-        ("/root/run/ledger.sqlite", "/", "overlay", False),
+        ("/var/runs/ledger.sqlite", "/", "overlay", False),
         ("/tmp/run/ledger.sqlite", "/tmp", "tmpfs", False),
         ("/tmpfile", "/", "overlay", False),
         ("/home", "/home", "nfs4", True),
