@@ -55,6 +55,12 @@ ENDLESS = {
     hoard = torch.ones(2**28, device="cuda")
     time.sleep(1000)""",
 }
+ENDED = {
+    "killed": ("    os.kill(os.getpid(), 9)", Outcome.CRASHED),
+    "an exception": ("    1 / 0", Outcome.CRASHED),
+    "a child that stays": ("    os.fork() or (os.setsid(), time.sleep(1000))", Outcome.CONTRACT),
+}
+"""Programs that end by themselves; the last one installs nothing, which the contract does not allow."""
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +78,23 @@ def free_bytes() -> int:
     return torch.cuda.mem_get_info()[0]
 
 
+def assert_given_back(free: int) -> None:
+    """Wait until the device has as much free memory as before, to within `SLACK`."""
+    deadline = time.monotonic() + 5
+    while free_bytes() < free - SLACK and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert free_bytes() >= free - SLACK, f"{(free - free_bytes()) / 2**30:.2f} GiB of the device are not given back"
+
+
+@pytest.mark.parametrize("name", ENDED)
+def test_nothing_is_left_of_programs_that_end(evaluator: Evaluator, name: str) -> None:
+    body, outcome = ENDED[name]
+    free = free_bytes()
+    result = evaluator.evaluate(START.replace("{HOARD}", str(HOARD)) + body, split="search")
+    assert result.outcome is outcome, (result.outcome, result.reason, result.program_log)
+    assert_given_back(free)
+
+
 @pytest.mark.parametrize("name", ENDLESS)
 def test_nothing_is_left_on_the_device(evaluator: Evaluator, name: str) -> None:
     before = evaluator.evaluate(HONEST, split="search")
@@ -82,10 +105,7 @@ def test_nothing_is_left_on_the_device(evaluator: Evaluator, name: str) -> None:
     took = time.monotonic() - start
     assert result.outcome is Outcome.TIMED_OUT, (result.outcome, result.reason, result.program_log)
     assert took < WALL_S + 5, f"ended after {took:.1f} s"
-    deadline = time.monotonic() + 5
-    while free_bytes() < free - SLACK and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert free_bytes() >= free - SLACK, f"{(free - free_bytes()) / 2**30:.2f} GiB of the device are not given back"
+    assert_given_back(free)
     after = evaluator.evaluate(HONEST, split="search")
     assert after.chunk_nll == before.chunk_nll
 
