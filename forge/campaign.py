@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 from forge.confirming import Confirmer, Declaration
 from forge.continuity import require_all_met
-from forge.desk import Call, Desk, effect_on, probe_evidence
+from forge.desk import Call, Desk, probe_evidence
 from forge.errors import ProposerError, ProposerExhausted
 from forge.explaining import Explainer
 from forge.interview import Interview
+from forge.measured_effects import effect_on
 from forge.noise import NoiseModel
 from forge.progress import Progress
 from forge.recipe import Recipe

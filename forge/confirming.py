@@ -7,8 +7,10 @@ best only after it held there: the search split chose the incumbent, so its scor
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from forge.desk import Call, Desk, effect_on, effect_on_reference
+from forge.desk import Call, Desk
+from forge.measured_effects import effect_on, effect_on_reference
 from forge.noise import NoiseModel
 from forge.recipe import Statistics
 from forge.retaining import is_gain
@@ -16,8 +18,11 @@ from forge.scored import Scored, scored
 from hypotheses.effects import PairedEffect
 from hypotheses.ledger import Evaluation, Incumbent, Ledger, Settlement
 
+CONFIRMATION_SPLIT: Final = "confirm"
+"""Split of confirmations, and of the controls that are compared with them."""
 CONFIRMATION_DRAW = 1
-"""Calibration draw of confirmations; searches and controls use draw 0."""
+"""Calibration draw of confirmations. Searches and controls use draw 0: a control's probe compares what it installed with what
+the child's or the parent's first run did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +75,7 @@ class Confirmer:
             Call(
                 program=child.program,
                 kind="confirmation",
-                split="confirm",
+                split=CONFIRMATION_SPLIT,
                 draw=CONFIRMATION_DRAW,
                 seed=self._seed,
                 turn=turn,

@@ -18,11 +18,9 @@ from dataclasses import dataclass
 from evaluators.pool import EvaluatorPool, Job
 from evaluators.results import EvaluationResult, LayerError, Split
 from forge import program_source
-from forge.noise import NoiseModel
 from forge.program_identity import mechanism_fingerprint
 from forge.program_syntax import parse
 from forge.progress import Progress
-from hypotheses.effects import PairedEffect, paired_effect
 from hypotheses.ledger import (
     Evaluation,
     Ledger,
@@ -34,9 +32,6 @@ from hypotheses.ledger import (
 )
 from hypotheses.ledger.records import EvaluationKind
 from hypotheses.probes import ProbeEvidence
-
-CALIBRATION_OPERATIONS = frozenset({"inputs", "second_moment", "output_error"})
-"""Calls whose answers depend on the calibration draw."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,33 +230,6 @@ def settlement(result: EvaluationResult) -> Settlement:
         wall_s=result.wall_s,
         device=result.device,
         versions=result.versions,
-    )
-
-
-def is_calibrated(result: Settlement) -> bool:
-    """Whether the run asked for anything that depends on the calibration draw."""
-    return any(event.get("op") in CALIBRATION_OPERATIONS for event in result.evidence.get("events", ()))
-
-
-def effect_on(parent: Settlement, child: Settlement, noise: NoiseModel) -> PairedEffect:
-    """Return the effect of the child on the parent, both scored on the same split.
-
-    Every calibrated run adds the program-level variance once: each drew its own luck with the calibration text.
-    """
-    return _effect(parent.chunk_nll, child.chunk_nll, is_calibrated(parent) + is_calibrated(child), noise)
-
-
-def effect_on_reference(child: Settlement, parent: Settlement, noise: NoiseModel) -> PairedEffect:
-    """Return the effect in a confirmation: the parent's artifact was scored beside the child's."""
-    return _effect(child.reference_chunk_nll, child.chunk_nll, is_calibrated(parent) + is_calibrated(child), noise)
-
-
-def _effect(parent: tuple[float, ...], child: tuple[float, ...], calibrated: int, noise: NoiseModel) -> PairedEffect:
-    return paired_effect(
-        parent,
-        child,
-        program_variance=calibrated * noise.draw_variance,
-        program_draws=noise.num_draws if calibrated else None,
     )
 
 

@@ -8,10 +8,11 @@ computed; the proposer has no say in it.
 
 from __future__ import annotations
 
-from forge.confirming import Confirmer
+from forge.confirming import CONFIRMATION_SPLIT, Confirmation, Confirmer
 from forge.controls import BITS_TOLERANCE, ControlProblem, build_control
-from forge.desk import Call, Desk, effect_on, probe_evidence
+from forge.desk import Call, Desk, probe_evidence
 from forge.interview import Interview
+from forge.measured_effects import control_effect, effect_on, planned_width
 from forge.noise import NoiseModel
 from forge.progress import Progress
 from forge.recipe import Statistics
@@ -20,7 +21,7 @@ from forge.required import EditBoard
 from forge.scored import Scored, scored
 from forge.screening import Screener
 from hypotheses.design import ControlOption, Design, design_controls
-from hypotheses.effects import PairedEffect, expected_width, family_level
+from hypotheses.effects import PairedEffect, family_level
 from hypotheses.ledger import (
     Evaluation,
     Ledger,
@@ -107,9 +108,15 @@ class Explainer:
         self._progress.milestone(
             f"observation {observation.id}: {child.program.title} {confirmed.mean:+.4f} nats/token, confirmed"
         )
-        reply = self._interview.explanation(turn, observation, parent, child, claims, search, confirmed)
+        width = self._width(confirmed, parent, num_hypotheses=2, num_controls=2)
+        reply = self._interview.explanation(turn, observation, parent, child, claims, search, confirmed, width)
         if reply is not None:
-            self._test(turn, observation, parent, child, reply, search, confirmed)
+            self._test(turn, observation, parent, child, reply, confirmation, confirmed)
+
+    def _width(self, confirmed: PairedEffect, parent: Scored, *, num_hypotheses: int, num_controls: int) -> float:
+        """Return the width to expect of a measured retained effect, at the level of a verdict over so many tests."""
+        level = family_level(num_hypotheses, num_controls, alpha=self._statistics.error_rate)
+        return planned_width(confirmed, parent.result, self._noise, level=level)
 
     def _test(
         self,
@@ -118,7 +125,7 @@ class Explainer:
         parent: Scored,
         child: Scored,
         reply: ExplanationReply,
-        search: PairedEffect,
+        confirmation: Confirmation,
         confirmed: PairedEffect,
     ) -> None:
         explanation = reply.explanation
@@ -128,9 +135,9 @@ class Explainer:
             for key, program in programs.items()
             if key not in known
         ]
-        level = family_level(len(explanation.hypotheses), max(1, len(options)), alpha=self._statistics.error_rate)
-        # A control differs from the parent about as the child does, so its noise is taken to be the child's.
-        width = expected_width(confirmed, search.standard_error, level=level)
+        width = self._width(
+            confirmed, parent, num_hypotheses=len(explanation.hypotheses), num_controls=max(1, len(options))
+        )
         design = design_controls(
             [p for p in explanation.predictions if p.control in {option.key for option in options}],
             options,
@@ -155,6 +162,7 @@ class Explainer:
             Call(
                 program=programs[key],
                 kind="control",
+                split=CONFIRMATION_SPLIT,
                 seed=self._seed,
                 turn=turn,
                 control_id=stored[key].id,
@@ -164,7 +172,7 @@ class Explainer:
             for key in design.chosen
         )
         measurements = [
-            self._measure(usable.control(key), stored[key].id, programs[key], evaluation, parent, child)
+            self._measure(usable.control(key), stored[key].id, programs[key], evaluation, parent, child, confirmation)
             for key, evaluation in zip(design.chosen, runs, strict=True)
         ]
         verdicts = decide(usable, confirmed, measurements, design, alpha=self._statistics.error_rate)
@@ -255,6 +263,7 @@ class Explainer:
         evaluation: Evaluation,
         parent: Scored,
         child: Scored,
+        confirmation: Confirmation,
     ) -> ControlMeasurement:
         """Return what the paid run of a control showed, after its probe."""
         result = scored(evaluation)
@@ -288,9 +297,13 @@ class Explainer:
         spent, allowed = result.effective_bits, child.result.effective_bits
         if control.kind == "substitute" and abs((spent or 0.0) - (allowed or 0.0)) > BITS_TOLERANCE:
             outcome = "unequal_bits"
+        confirmed = confirmation.evaluation.result
+        assert confirmed is not None
+        effect, covariance = control_effect(result, confirmed, parent.result, self._noise)
         return ControlMeasurement(
             control=control.key,
-            effect=effect_on(parent.result, result, self._noise),
+            effect=effect,
+            covariance=covariance,
             executed=executed,
             outcome=outcome,
             reason=answer.detail,

@@ -19,7 +19,7 @@ from forge.recipe import Recipe
 from forge.replies import ExplanationReply, parse_explanation
 from forge.scored import Scored
 from forge.screening import Rules, added_mechanisms
-from hypotheses.effects import PairedEffect, expected_width, family_level
+from hypotheses.effects import PairedEffect
 from hypotheses.ledger import Ledger, NewNote, NewProposal, Observation
 from hypotheses.predictions import Explanation
 from hypotheses.required_edits import BarredClaim, barred_claims
@@ -86,8 +86,12 @@ class Interview:
         claims: tuple[tuple[str, str], ...],
         search: PairedEffect,
         confirmed: PairedEffect,
+        width: float,
     ) -> ExplanationReply | None:
-        """Ask for rivals, controls and predictions; None when the answer could not be used, also after one repair."""
+        """Ask for rivals, controls and predictions; None when the answer could not be used, also after one repair.
+
+        width: what to expect of a measured retained effect, shown so that predictions are not closer together.
+        """
         problems: tuple[str, ...] = ()
         previous = ""
         for attempt in (0, 1):
@@ -115,9 +119,7 @@ class Interview:
                     ),
                 ),
                 noise_floor=self._noise_floor,
-                expected_width=expected_width(
-                    confirmed, search.standard_error, level=family_level(2, 2, alpha=self._recipe.statistics.error_rate)
-                ),
+                expected_width=width,
                 mechanical_controls=tuple(f"knockout {name}" for name in added if len(added) > 1)
                 + tuple(f"knockin {name}" for name in added if len(added) > 1),
                 barred_claims=tuple(sorted(self.barred(), key=lambda claim: (claim.mechanism, claim.cause))),

@@ -227,7 +227,6 @@ def _run(
     with open_evaluators(recipe, subject, corpus, isolation, folder.artifacts) as evaluators:
         desk = Desk(ledger, evaluators, progress)
         screener = Screener(ledger, desk, recipe.campaign.seed)
-        desk.full_precision("search")
         noise = set_up(recipe, ledger, desk, screener, seed_source, progress)
         asker = Asker(
             proposer,

@@ -28,7 +28,7 @@ class SetUpError(RecipeError):
 def set_up(
     recipe: Recipe, ledger: Ledger, desk: Desk, screener: Screener, seed_source: str, progress: Progress
 ) -> NoiseModel:
-    """Score the seed, make it the incumbent, and measure the noise floor; set-up, not budget.
+    """Score the subject and the seed, make it the incumbent, and measure the noise; set-up, not budget.
 
     Args:
         recipe: of the campaign.
@@ -42,6 +42,7 @@ def set_up(
         SetUpError: the seed or the program behind the noise floor cannot be scored.
     """
     name = recipe.campaign.seed_program
+    desk.full_precision("search")
     seed = screener.store(seed_source, origin="seed", title=Path(name).stem, parent=None)
     first = desk.evaluate(Call(program=seed, kind="setup", seed=recipe.campaign.seed, why="the seed of the search"))
     result = scored(first)
@@ -92,7 +93,9 @@ def set_up(
         )
     )
     progress.milestone(f"noise floor {floor:.5f} nats/token (calibration draws: sd {variance**0.5:.5f})")
-    return NoiseModel(draw_variance=variance, num_draws=len(draws), floor=floor)
+    noise = NoiseModel.of(ledger)
+    assert noise is not None
+    return noise
 
 
 def _noise_program() -> NewProgram:

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Self
 
-from hypotheses.effects import Interval, PairedEffect
+from hypotheses.effects import INDEPENDENT, Covariance, Interval, PairedEffect
 
-RULE = "verdict/1"
+RULE = "verdict/2"
 ALPHA = 0.02
 """Error rate per observation, over its hypotheses and controls together."""
 SCORED = "scored"
@@ -31,6 +31,8 @@ class ControlMeasurement:
     """What one run of a control gave.
 
     effect: on the observation's parent; None unless the run was scored.
+    covariance: of this effect with the child's confirmed one, see `effects.paired_covariance`; none for effects on
+        different chunks.
     executed: answer of the control's own probe; None when undetermined, which is no evidence either.
     outcome: ``scored``, or how the run failed (also ``unequal_bits`` for a substitute that spends other bits).
     reason: of the outcome, or the probe's answer.
@@ -40,6 +42,7 @@ class ControlMeasurement:
     control: str
     effect: PairedEffect | None
     executed: bool | None
+    covariance: Covariance = INDEPENDENT
     outcome: str = "scored"
     reason: str = ""
     known_at_registration: bool = False
@@ -64,7 +67,11 @@ class ControlMeasurement:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         effect = data["effect"]
-        return cls(**{**data, "effect": None if effect is None else PairedEffect.from_json(effect)})
+        read = {
+            "effect": None if effect is None else PairedEffect.from_json(effect),
+            "covariance": Covariance(**data.get("covariance", {})),
+        }
+        return cls(**{**data, **read})
 
 
 @dataclass(frozen=True, kw_only=True)

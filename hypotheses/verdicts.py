@@ -1,11 +1,12 @@
 """Verdicts by rule: what the executed controls say about each rival, and nothing else does.
 
-Rule ``verdict/1``, for one observation with its confirmed effect and its registered explanation:
+Rule ``verdict/2``, for one observation with its confirmed effect and its registered explanation:
 
 1. A measurement is evidence when its run was scored, its probe says that the change executed, and its result was not
    known when the predictions were registered. Everything else is void.
 2. For every hypothesis and every control with evidence: the p-value at which Fieller's set of the retained effect
-   becomes disjoint from the prediction. Holm over all of them at `alpha` decides which predictions failed.
+   becomes disjoint from the prediction. Holm over all of them at `alpha` decides which predictions failed. A control is
+   measured on the chunks of the confirmation, so the set takes the covariance of the two effects into account.
 3. A knockout and a knockin of the same mechanism should share the child's effect between them. Where they do not
    (interaction), a failed prediction for one of the two counts only when the hypothesis failed on the other as well.
 4. *Refuted*: some prediction failed and counts. *Supported*: every rival is refuted, against every rival some executed
@@ -21,6 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hypotheses.design import Design
 from hypotheses.effects import (
+    Covariance,
     Interval,
     PairedEffect,
     RetainedEffect,
@@ -90,8 +92,9 @@ def decide(
         everyone = (*(hypothesis.key for hypothesis in hypotheses), NONE_OF_THESE)
         return tuple(_verdict(hypothesis, status, reason, alpha, (), everyone, (), void) for hypothesis in hypotheses)
 
-    interactions = _find_interactions(explanation, effects, child_effect, alpha)
-    checks = _check_predictions(explanation, effects, child_effect, design, interactions, alpha)
+    covariances = {control: measured[control].covariance for control in effects}
+    interactions = _find_interactions(explanation, effects, covariances, child_effect, alpha)
+    checks = _check_predictions(explanation, effects, covariances, child_effect, design, interactions, alpha)
     refuted = {key for key, mine in checks.items() if any(check.counts for check in mine)}
     answers = {hypothesis.key: _judge(hypothesis.key, checks, refuted, alpha) for hypothesis in hypotheses}
     supported = tuple(key for key, (status, _) in answers.items() if status is VerdictStatus.SUPPORTED)
@@ -163,7 +166,11 @@ def _without_evidence(measurements: Iterable[ControlMeasurement], void: tuple[st
 
 
 def _find_interactions(
-    explanation: Explanation, effects: Mapping[str, PairedEffect], child: PairedEffect, alpha: float
+    explanation: Explanation,
+    effects: Mapping[str, PairedEffect],
+    covariances: Mapping[str, Covariance],
+    child: PairedEffect,
+    alpha: float,
 ) -> tuple[Interaction, ...]:
     """Compare every knockout with every knockin of the same mechanisms; Holm over these pairs at `alpha`."""
     run = [explanation.control(key) for key in effects]
@@ -173,7 +180,10 @@ def _find_interactions(
         for within in run
         if out.kind == "knockout" and within.kind == "knockin" and set(out.removes) == set(within.keeps)
     ]
-    tests = [_excess(effects[out], effects[within], child) for out, within in pairs]
+    tests = [
+        _excess(effects[out], effects[within], child, covariances[out].total + covariances[within].total)
+        for out, within in pairs
+    ]
     significant = holm([p_value for _, p_value in tests], alpha)
     return tuple(
         Interaction(knockout=out, knockin=within, excess=excess, p_value=p_value, significant=flag)
@@ -181,12 +191,17 @@ def _find_interactions(
     )
 
 
-def _excess(knockout: PairedEffect, knockin: PairedEffect, child: PairedEffect) -> tuple[float, float]:
-    """Return what the two leave of the child's effect, as a share of it, and the p-value of its being nothing."""
+def _excess(
+    knockout: PairedEffect, knockin: PairedEffect, child: PairedEffect, covariance: float
+) -> tuple[float, float]:
+    """Return what the two leave of the child's effect, as a share of it, and the p-value of its being nothing.
+
+    covariance: of the child's effect with the sum of the two.
+    """
     left = child.mean - knockout.mean - knockin.mean
-    # Both are measured against one parent on the same chunks, so their errors go together: the sum of the two standard
-    # errors bounds that of the sum of the effects.
-    error = math.hypot(knockout.standard_error + knockin.standard_error, child.standard_error)
+    # How the errors of the two go together is not recorded; the sum of their standard errors bounds that of their sum.
+    both = knockout.standard_error + knockin.standard_error
+    error = math.sqrt(max(0.0, both**2 + child.standard_error**2 - 2 * covariance))
     statistic = abs(left) / error if error > 0 else (math.inf if left else 0.0)
     degrees = min(effect.degrees_of_freedom for effect in (knockout, knockin, child))
     return (left / child.mean if child.mean else 0.0), tail_probability(statistic, degrees)
@@ -195,6 +210,7 @@ def _excess(knockout: PairedEffect, knockin: PairedEffect, child: PairedEffect) 
 def _check_predictions(
     explanation: Explanation,
     effects: Mapping[str, PairedEffect],
+    covariances: Mapping[str, Covariance],
     child: PairedEffect,
     design: Design,
     interactions: tuple[Interaction, ...],
@@ -205,8 +221,14 @@ def _check_predictions(
     cells = [(key, control) for key in keys for control in effects]
     predicted = {cell: explanation.prediction(*cell).interval for cell in cells}
     level = family_level(len(keys), len(effects), alpha=alpha)
-    retained = {control: retained_effect(effect, child, level=level) for control, effect in effects.items()}
-    p_values = [retained_p_value(effects[control], child, predicted[key, control]) for key, control in cells]
+    retained = {
+        control: retained_effect(effect, child, level=level, covariance=covariances[control])
+        for control, effect in effects.items()
+    }
+    p_values = [
+        retained_p_value(effects[control], child, predicted[key, control], covariance=covariances[control])
+        for key, control in cells
+    ]
     failed = dict(zip(cells, holm(p_values, alpha), strict=True))
     partners: dict[str, list[str]] = {control: [] for control in effects}
     for interaction in interactions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from pathlib import Path
 
@@ -120,5 +121,8 @@ def _mirrored(measurement: ControlMeasurement, child: PairedEffect) -> ControlMe
     if effect is None:
         return measurement
     data = measurement.to_json()
-    data["effect"] = effect.to_json() | {"mean": child.mean - effect.mean}
+    shared = measurement.covariance
+    variance = effect.standard_error**2 + child.standard_error**2 - 2 * shared.total
+    data["effect"] = effect.to_json() | {"mean": child.mean - effect.mean, "standard_error": math.sqrt(variance)}
+    data["covariance"] = {"chunks": child.standard_error**2 - shared.total, "programs": 0.0}
     return ControlMeasurement.from_json(data)

@@ -18,7 +18,7 @@ from hypotheses.ledger import Ledger, NewIncumbent, NewNoise, NewNote, Program
 from tests.ledger_builders import new_campaign, new_program
 from tests.told_evaluators import Record, told_pool
 
-NOISE = NoiseModel(draw_variance=1e-4, num_draws=5, floor=0.02)
+NOISE = NoiseModel(draw_variance=1e-4, num_draws=5, floor=0.02, full_precision=2.0, reference_damage=0.0)
 CHUNKS = (0.0, 0.2, -0.1, 0.1)
 """What makes chunks differ; the same for all programs, so that effects are exact."""
 

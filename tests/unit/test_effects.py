@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from scipy.stats import t as student_t
 
 from hypotheses.effects import (
+    Covariance,
     Interval,
     PairedEffect,
     expected_width,
     family_level,
     holm,
     noise_floor,
+    paired_covariance,
     paired_effect,
     program_variance,
     retained_effect,
@@ -123,12 +125,12 @@ def test_fieller_set_is_where_t_is_small(
     c: float, s_c: float, b: float, s_b: float, correlation: float, ratio: float
 ) -> None:
     """The closed form agrees with the definition at any ratio."""
-    control, child, covariance = effect(c, s_c), effect(b, s_b), correlation * s_c * s_b
+    control, child, covariance = effect(c, s_c), effect(b, s_b), Covariance(chunks=correlation * s_c * s_b)
     found = retained_effect(control, child, level=0.9, covariance=covariance)
     if found.interval is None:
         return
     q = float(student_t.isf(0.05, 39))
-    t = abs(c - ratio * b) / math.sqrt(s_c**2 - 2 * ratio * covariance + ratio**2 * s_b**2)
+    t = abs(c - ratio * b) / math.sqrt(s_c**2 - 2 * ratio * covariance.total + ratio**2 * s_b**2)
     if abs(t - q) > 1e-6 * (1 + t):
         assert found.interval.contains(ratio) == (t < q)
 
@@ -165,18 +167,80 @@ def test_program_variance_with_few_draws_keeps_coverage() -> None:
     assert covered[False] < covered[True]  # taking five draws for the truth is what costs coverage
 
 
+def test_paired_covariance_is_that_of_the_differences() -> None:
+    rng = np.random.default_rng(5)
+    parent, first, second = rng.gamma(3, 1, (3, 24))
+    found = paired_covariance(list(parent), list(first), list(second), shared_variance=0.25)
+    assert found.chunks == pytest.approx(np.cov(parent - first, parent - second)[0, 1] / 24, rel=1e-12)
+    assert found.programs == 0.25
+    with pytest.raises(ValueError, match="do not pair"):
+        paired_covariance([1.0, 2.0], [1.0, 2.0], [1.0], shared_variance=0.0)
+
+
+def test_the_covariance_of_an_effect_with_itself_is_its_variance() -> None:
+    parent, child = [3.0, 4.5, 5.0, 4.0, 3.5], [2.0, 3.6, 4.2, 3.1, 2.4]
+    one = paired_effect(parent, child, program_variance=0.001)
+    covariance = paired_covariance(parent, child, child, shared_variance=0.001)
+    assert covariance.total == pytest.approx(one.standard_error**2, rel=1e-12)
+    found = retained_effect(one, one, level=0.98, covariance=covariance)
+    assert found.interval is not None
+    assert found.interval.low == pytest.approx(1.0, abs=1e-6)
+    assert found.interval.high == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("true_ratio", [-0.5, 0.0, 0.5, 1.0, 1.3])
+@pytest.mark.parametrize("parent_luck", [0.0, 0.01])
+def test_coverage_on_shared_chunks_with_few_draws(true_ratio: float, parent_luck: float) -> None:
+    """Control and child beside one parent: skewed chunk losses in common, some of their own, every program's own luck."""
+    rng = np.random.default_rng(13)
+    covered, worlds, n, luck = 0, 1200, 64, 0.01
+    widths: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(worlds):
+        variance = program_variance(list(luck * rng.standard_normal(8)))
+        shared = 0.12 * (rng.gamma(2, 1, n) / 2 - 1) / math.sqrt(0.5)
+        parent = rng.gamma(4, 0.5, n)
+        fluke = parent_luck * rng.standard_normal()
+
+        gains = (size * (1 + shared) + fluke + luck * rng.standard_normal() for size in (0.2, 0.2 * true_ratio))
+        child_nll, control_nll = (list(parent - gain - 0.06 * rng.standard_normal(n)) for gain in gains)
+        lucky = 1 + (parent_luck > 0)
+        child, control = (
+            paired_effect(list(parent), losses, program_variance=lucky * variance, program_draws=8)
+            for losses in (child_nll, control_nll)
+        )
+        covariance = paired_covariance(
+            list(parent), control_nll, child_nll, shared_variance=variance if parent_luck else 0.0
+        )
+        found = retained_effect(control, child, level=0.98, covariance=covariance).interval
+        apart = retained_effect(control, child, level=0.98).interval
+        covered += found is None or found.contains(true_ratio)
+        for paired, interval in ((True, found), (False, apart)):
+            widths[paired].append(math.inf if interval is None else interval.width)
+    assert covered / worlds >= 0.97
+    if true_ratio >= 0.5:
+        assert np.median(widths[True]) < np.median(widths[False])
+
+
 @given(
-    numbers, errors, st.floats(0.5, 5), st.floats(0.01, 0.3), st.floats(-2, 2), st.floats(0, 1), st.floats(0.001, 0.5)
+    numbers,
+    errors,
+    st.floats(0.5, 5),
+    st.floats(0.01, 0.3),
+    st.floats(-2, 2),
+    st.floats(0, 1),
+    st.floats(0.001, 0.5),
+    st.floats(-0.9, 0.9),
 )
 def test_p_value_and_interval_agree(
-    c: float, s_c: float, b: float, s_b: float, low: float, width: float, alpha: float
+    c: float, s_c: float, b: float, s_b: float, low: float, width: float, alpha: float, correlation: float
 ) -> None:
     control, child, predicted = effect(c, s_c), effect(b, s_b), Interval(low=low, high=low + width)
-    p_value = retained_p_value(control, child, predicted)
+    covariance = Covariance(chunks=correlation * s_c * s_b)
+    p_value = retained_p_value(control, child, predicted, covariance=covariance)
     assert 0 <= p_value <= 1
     if abs(p_value - alpha) < 1e-9:
         return
-    measured = retained_effect(control, child, level=1 - alpha).interval
+    measured = retained_effect(control, child, level=1 - alpha, covariance=covariance).interval
     assert (p_value < alpha) == (measured is not None and measured.is_disjoint(predicted))
 
 
@@ -207,7 +271,7 @@ def test_p_value_of_a_prediction_when_the_child_has_no_effect() -> None:
 
 def test_covariance_beyond_its_bound_is_refused() -> None:
     with pytest.raises(ValueError, match="beyond the product"):
-        retained_effect(effect(1, 0.1), effect(1, 0.1), level=0.9, covariance=0.02)
+        retained_effect(effect(1, 0.1), effect(1, 0.1), level=0.9, covariance=Covariance(chunks=0.02))
 
 
 def test_holm_by_hand() -> None:
@@ -259,8 +323,30 @@ def test_expected_width_is_what_a_control_then_measures(b: float, s_b: float, s_
     measured = retained_effect(effect(b, s_c), child, level=0.99).interval
     assert measured is not None
     assert expected_width(child, s_c, level=0.99) == pytest.approx(measured.width)
-    assert expected_width(child, s_c, level=0.99, at=0.0) <= measured.width
     assert expected_width(child, s_c, level=0.999) > measured.width
+
+
+@settings(max_examples=50)
+@given(st.floats(0.2, 2), st.floats(0.001, 0.03), st.floats(0, 0.9), st.integers(2, 16), st.floats(0, 0.9))
+def test_expected_width_bounds_every_control_between_parent_and_child(
+    b: float, s_b: float, share_of_draws: float, draws: int, correlation: float
+) -> None:
+    child = PairedEffect(
+        mean=b,
+        standard_error=s_b,
+        num_chunks=64,
+        chunk_variance=(1 - share_of_draws) * s_b**2 * 64,
+        program_variance=share_of_draws * s_b**2,
+        program_draws=draws,
+    )
+    covariance = Covariance(
+        chunks=correlation * (1 - share_of_draws) * s_b**2, programs=correlation * share_of_draws * s_b**2 / 2
+    )
+    bound = expected_width(child, s_b, level=0.98, covariance=covariance)
+    for ratio in (0.0, 0.25, 0.5, 0.75, 1.0):
+        control = PairedEffect(**(child.to_json() | {"mean": ratio * b}))
+        measured = retained_effect(control, child, level=0.98, covariance=covariance).interval
+        assert measured is None or measured.width <= bound * (1 + 1e-9), f"at {ratio}"
 
 
 def test_expected_width_of_an_uncertain_child_is_infinite() -> None:

@@ -15,7 +15,7 @@ from evaluators.evaluator import Evaluator
 from evaluators.pool import EvaluatorPool
 from evaluators.results import EvaluationResult, Evidence, Outcome
 from evaluators.sandbox import NoIsolation
-from forge.desk import Desk, effect_on, effect_on_reference
+from forge.desk import Desk
 from forge.errors import RecipeError
 from forge.launch import make_isolation, require_pairs
 from forge.noise import NoiseModel
@@ -25,7 +25,7 @@ from forge.recipe import Recipe, parse_recipe
 from forge.screening import Screener
 from forge.set_up import SetUpError, set_up
 from hypotheses.ledger import Ledger
-from tests.ledger_builders import new_campaign, scored
+from tests.ledger_builders import new_campaign
 from tests.tiny_models import make_tiny_corpus, make_tiny_subject
 
 RTN = read_program("rtn")
@@ -62,6 +62,9 @@ class ToldEvaluator:
             chunk_nll=losses or (), contract_class="online" if losses else None,
             effective_bits=4.25 if losses else None, evidence=Evidence(),
         )  # fmt: skip
+
+    def full_precision_nll(self, split: str) -> tuple[float, ...]:
+        return (2.0, 2.4, 1.6, 2.2)
 
     def smoke(self, source: str, *, seed: int = 0) -> EvaluationResult:
         return EvaluationResult(outcome=Outcome.SCORED, split="search", draw=0, seed=seed, contract_class="online")
@@ -104,6 +107,8 @@ def test_the_noise_floor_is_the_error_of_an_effect_between_calibrated_programs(l
     assert stored.chunk_variance == pytest.approx(statistics.variance(differences))
     assert stored.body["draw_means"] == pytest.approx(means)
     assert len(stored.evaluation_ids) == 5
+    assert noise.full_precision == pytest.approx(2.05)
+    assert noise.reference_damage == pytest.approx(statistics.fmean(means) - 2.05)
 
 
 def test_set_up_costs_no_call_and_makes_the_seed_incumbent(ledger: Ledger) -> None:
@@ -111,7 +116,7 @@ def test_set_up_costs_no_call_and_makes_the_seed_incumbent(ledger: Ledger) -> No
     measure(ledger, evaluator)
     assert evaluator.seen == [("rtn", 0, 7), *(("gptq", draw, 7) for draw in range(5))]
     budget = ledger.budget()
-    assert (budget.used, budget.reserved, budget.free, budget.num_setup) == (0, 0, 4, 6)
+    assert (budget.used, budget.reserved, budget.free, budget.num_setup) == (0, 0, 4, 7)
     incumbent = ledger.incumbent()
     assert incumbent is not None
     assert ledger.program(incumbent.program_id).source == RTN
@@ -144,21 +149,6 @@ def test_a_program_that_set_up_needs_and_that_fails_is_told(ledger: Ledger, fail
     with pytest.raises(SetUpError) as info:
         measure(ledger, ToldEvaluator(lambda name, draw: None if name == fails else shifted(name, draw)))
     assert str(info.value) == words
-
-
-def test_each_calibrated_run_adds_the_variance_of_its_draw_once() -> None:
-    noise = NoiseModel(draw_variance=1e-4, num_draws=5, floor=0.02)
-    plain = scored(3.0, 3.5, evidence={"events": [{"op": "install"}]})
-    calibrated = scored(2.9, 3.3, evidence={"events": [{"op": "second_moment"}]})
-    assert effect_on(plain, plain, noise).program_variance == 0.0
-    assert effect_on(plain, plain, noise).program_draws is None
-    assert effect_on(plain, calibrated, noise).program_variance == pytest.approx(1e-4)
-    both = effect_on(calibrated, calibrated, noise)
-    assert (both.program_variance, both.program_draws) == (pytest.approx(2e-4), 5)
-    assert effect_on(plain, calibrated, noise).mean == pytest.approx(0.15)
-    beside = scored(2.9, 3.3, reference_chunk_nll=(3.1, 3.3), evidence={"events": [{"op": "inputs"}]})
-    assert effect_on_reference(beside, plain, noise).mean == pytest.approx(0.1)
-    assert effect_on_reference(beside, plain, noise).program_variance == pytest.approx(1e-4)
 
 
 def test_shipped_programs_are_read_by_name() -> None:

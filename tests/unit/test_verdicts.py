@@ -76,7 +76,7 @@ def test_one_control_decides_between_two_rivals() -> None:
     verdicts = judge(SELECTION, ran("random", 0.95))
     assert statuses(verdicts) == {"capacity": "supported", "selection": "refuted"}
     supported, refuted = verdicts
-    assert supported.rule == RULE == "verdict/1"
+    assert supported.rule == RULE == "verdict/2"
     assert supported.survivors == refuted.survivors == ("capacity",)
     assert refuted.claim == ("branch", "selection")
     check = refuted.checks[0]
