@@ -215,7 +215,7 @@ def play(ledger: Ledger, *, wall_s: float = 1.0, loss: float = 2.5) -> None:
     )
     verdicts = ledger.record_verdicts(
         [
-            NewVerdict(hypothesis_id=hypothesis.id, status=status, rule="verdict/2", reason="by the interval")
+            NewVerdict(hypothesis_id=hypothesis.id, status=status, rule="verdict/1", reason="by the interval")
             for hypothesis, status in zip(registration.hypotheses, ("refuted", "supported"), strict=True)
         ]
     )
