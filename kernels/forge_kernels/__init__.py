@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from forge_kernels.formats import FORMATS, BlockFormat
+from forge_kernels.ops.block_encode import BlockEncoded, decode_blocks, encode_blocks
 from forge_kernels.ops.decode import decode, decode_codes
 from forge_kernels.ops.encode import choose_scales, encode, encode_with_scales
 from forge_kernels.ops.fake_quantize import fake_quantize
@@ -24,8 +26,11 @@ from forge_kernels.transforms import (
 )
 
 __all__ = [
+    "FORMATS",
     "IDENTITY",
     "ActivationRule",
+    "BlockEncoded",
+    "BlockFormat",
     "BlockMatrix",
     "Diagonal",
     "Encoded",
@@ -37,8 +42,10 @@ __all__ = [
     "apply_transform",
     "choose_scales",
     "decode",
+    "decode_blocks",
     "decode_codes",
     "encode",
+    "encode_blocks",
     "encode_with_scales",
     "fake_quantize",
     "fit_low_rank",

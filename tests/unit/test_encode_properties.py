@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +12,6 @@ from torch import Tensor
 from forge_kernels.ops.decode import decode, decode_codes
 from forge_kernels.ops.encode import choose_scales, encode, encode_with_scales
 from forge_kernels.ops.fake_quantize import fake_quantize
-from forge_kernels.ops.pack import pack, unpack
 from forge_kernels.rules import SCALE_RULES, ScaleRule
 from tests.mxfp4_oracle import (
     assert_same_bits,
@@ -122,32 +120,6 @@ def test_error_is_at_most_half_a_step_or_what_was_clipped(x_K: Tensor, rule: Sca
 @settings(max_examples=150, deadline=None)
 def test_fake_quantize_equals_decoding_the_codes(x_K: Tensor, rule: ScaleRule) -> None:
     assert_same_bits(fake_quantize(x_K, scale_rule=rule), decode(encode(x_K, scale_rule=rule)), source=x_K)
-
-
-@given(codes=st.lists(st.integers(0, 15), max_size=40).filter(lambda c: len(c) % 2 == 0))
-@settings(max_examples=80, deadline=None)
-def test_packing_is_undone_by_unpacking(codes: list[int]) -> None:
-    codes_K = torch.tensor(codes, dtype=torch.uint8)
-    assert unpack(pack(codes_K)).tolist() == codes
-
-
-@given(packed=st.lists(st.integers(0, 255), min_size=1, max_size=20))
-@settings(max_examples=80, deadline=None)
-def test_unpacking_is_undone_by_packing(packed: list[int]) -> None:
-    assert pack(unpack(torch.tensor(packed, dtype=torch.uint8))).tolist() == packed
-
-
-def test_nibble_order_and_refusals() -> None:
-    assert pack(torch.tensor([0x1, 0xA, 0xF, 0x0], dtype=torch.uint8)).tolist() == [0xA1, 0x0F]
-    assert unpack(torch.tensor([[0xA1], [0x0F]], dtype=torch.uint8)).tolist() == [[1, 10], [15, 0]]
-    with pytest.raises(ValueError, match="must be even"):
-        pack(torch.zeros(3, dtype=torch.uint8))
-    with pytest.raises(ValueError, match=r"code at \(1,\) is 16"):
-        pack(torch.tensor([0, 16], dtype=torch.uint8))
-    with pytest.raises(ValueError, match=r"torch\.int64"):
-        pack(torch.zeros(4, dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"torch\.float32"):
-        unpack(torch.zeros(4))
 
 
 def test_rules_rank_on_gaussian_blocks_as_known() -> None:

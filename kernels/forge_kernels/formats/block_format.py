@@ -1,80 +1,47 @@
-"""Number formats as data: what an element code stands for, what a block shares, what both cost in bits."""
+"""Formats of whole tensors as data: elements in blocks, one scale per block, and what both cost in bits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, kw_only=True)
-class ElementFormat:
-    """A small sign-magnitude float: sign in the top bit, then exponent, then mantissa; no infinity and no NaN.
-
-    Magnitude code c with exponent field E and mantissa field M stands for ``(1 + M / 2^m) 2^(E - bias)``, or for
-    ``(M / 2^m) 2^(1 - bias)`` where E is 0. `m` is `mantissa_bits`.
-    """
-
-    name: str
-    exponent_bits: int
-    mantissa_bits: int
-    exponent_bias: int
-
-    @property
-    def bits(self) -> int:
-        """Bits per code, the sign included."""
-        return 1 + self.exponent_bits + self.mantissa_bits
-
-    @property
-    def magnitudes(self) -> tuple[float, ...]:
-        """The value of every code without its sign bit, ascending."""
-        unit = 2**self.mantissa_bits
-        values = []
-        for code in range(2 ** (self.bits - 1)):
-            exponent, mantissa = divmod(code, unit)
-            significand = mantissa / unit if exponent == 0 else 1 + mantissa / unit
-            values.append(significand * 2.0 ** (max(exponent, 1) - self.exponent_bias))
-        return tuple(values)
-
-    @property
-    def codebook(self) -> tuple[float, ...]:
-        """The value of every code; codes with the sign bit set stand for the negated magnitude (minus zero for 0)."""
-        return self.magnitudes + tuple(-value for value in self.magnitudes)
-
-    @property
-    def max_value(self) -> float:
-        """The largest representable value; larger ones saturate here."""
-        return self.magnitudes[-1]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScaleFormat:
-    """A power-of-two scale: byte b stands for ``2 ** (b - bias)`` for b in 0..max_byte; the byte above it is NaN."""
-
-    name: str
-    bits: int
-    bias: int
-    max_byte: int
-
-    def value(self, byte: int) -> float:
-        """Return the scale that `byte` stands for.
-
-        Raises:
-            ValueError: the byte is not in 0..max_byte.
-        """
-        if not 0 <= byte <= self.max_byte:
-            raise ValueError(f"scale byte {byte} of format {self.name!r} has no value; use 0..{self.max_byte}")
-        return 2.0 ** (byte - self.bias)
+from forge_kernels.formats.elements import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, INT3, INT4, INT8, Element
+from forge_kernels.formats.scales import BF16_SCALE, E4M3_SCALE, E8M0, Scale
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockFormat:
-    """Elements in runs of `block` along the last axis, each run with one shared scale."""
+    """Elements in runs of `block` along the last axis, each run with one shared scale; none where `scale` is None."""
 
     name: str
-    element: ElementFormat
-    scale: ScaleFormat
-    block: int
+    element: Element
+    scale: Scale | None
+    block: int = 1
 
     @property
     def effective_bits(self) -> float:
-        """Bits per element, its share of the scale included."""
-        return self.element.bits + self.scale.bits / self.block
+        """Bits per element, its share of the scale included; a scale of the whole tensor is not counted."""
+        return self.element.bits + (self.scale.bits / self.block if self.scale is not None else 0.0)
+
+
+MXFP4 = BlockFormat(name="mxfp4", element=E2M1, scale=E8M0, block=32)
+"""4.25 bits per element."""
+
+FORMATS: dict[str, BlockFormat] = {
+    known.name: known
+    for known in (
+        MXFP4,
+        BlockFormat(name="mxfp6_e2m3", element=E2M3, scale=E8M0, block=32),
+        BlockFormat(name="mxfp6_e3m2", element=E3M2, scale=E8M0, block=32),
+        BlockFormat(name="mxfp8_e4m3", element=E4M3, scale=E8M0, block=32),
+        BlockFormat(name="mxfp8_e5m2", element=E5M2, scale=E8M0, block=32),
+        BlockFormat(name="nvfp4", element=E2M1, scale=E4M3_SCALE, block=16),
+        BlockFormat(name="int8_g64", element=INT8, scale=BF16_SCALE, block=64),
+        BlockFormat(name="int8_g128", element=INT8, scale=BF16_SCALE, block=128),
+        BlockFormat(name="int4_g64", element=INT4, scale=BF16_SCALE, block=64),
+        BlockFormat(name="int4_g128", element=INT4, scale=BF16_SCALE, block=128),
+        BlockFormat(name="int3_g64", element=INT3, scale=BF16_SCALE, block=64),
+        BlockFormat(name="int3_g128", element=INT3, scale=BF16_SCALE, block=128),
+        BlockFormat(name="bf16", element=BF16, scale=None),
+    )
+}
+"""Every format by its name."""
