@@ -13,6 +13,13 @@ os.environ["NO_COLOR"] = "1"
 for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
     os.environ.pop(name, None)
 
+import torch  # noqa: E402  (after the number of threads is set)
+
+if not torch.cuda.is_available():
+    os.environ.setdefault(
+        "TRITON_INTERPRET", "1"
+    )  # kernels are run by Triton's interpreter; read when triton is imported
+
 # A busy machine draws examples slowly; that says nothing about the code.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")

@@ -1,0 +1,88 @@
+"""Lift MXFP4 to FP8: ordinary FP8 operands whose product is the MXFP4 product, up to accumulation.
+
+An E2M1 value times 2^d is exact in E4M3 for d in -8..6 and in E5M2 for d in -15..13. Every row gets a reference exponent r, the
+largest exponent of its blocks that hold a non-zero code, and a block with exponent e is stored as
+
+    value(code) 2^d,    d = e - r + d_max,    d_max = 6 for E4M3 and 13 for E5M2
+
+so that ``row value = stored 2^(r - d_max)``: the row's largest blocks sit at the top of the range, and a matrix product of lifted
+operands needs one power of two per row and per column afterwards.
+
+Rows that span more than 15 (E4M3) or 29 (E5M2) octaves are not exact: their smallest blocks fall below the format's subnormals
+and are rounded to nearest. The error of an element is at most half the smallest subnormal, ``2^(r - d_max - 10)`` for E4M3 and
+``2^(r - d_max - 17)`` for E5M2. Under every scale rule a row whose blocks differ holds an element of at least ``2 2^r`` (the
+largest magnitude is never less than twice its scale), so that is at most 2^-17 (E4M3) or 2^-31 (E5M2) of the row's largest
+magnitude. `Lifted.is_exact_M` says which rows these are.
+
+Legend: M rows, K elements per row, B = K / 32 blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from forge_kernels.formats import E4M3, E5M2, E8M0, FloatElement
+from forge_kernels.ops._arithmetic import split_runs
+from forge_kernels.ops.decode import decode_codes
+from forge_kernels.ops.round_to_element import codes_of_element, round_to_element
+from forge_kernels.rules import Encoded
+
+LiftElement = Literal["e4m3", "e5m2"]
+LIFT_ELEMENTS: Final[dict[LiftElement, tuple[FloatElement, torch.dtype, int]]] = {
+    "e4m3": (E4M3, torch.float8_e4m3fn, 6),
+    "e5m2": (E5M2, torch.float8_e5m2, 13),
+}
+"""Format, torch's name of it, and d_max: E2M1's largest value 6 times 2^d_max is the largest multiple that fits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lifted:
+    """An MXFP4 matrix as FP8.
+
+    values_MK: (M, K) float8. exponents_M: (M,) int32; row m stands for ``values_MK[m] * 2^exponents_M[m]``.
+    is_exact_M: (M,) bool, False where a value had to be rounded.
+    """
+
+    values_MK: Tensor
+    exponents_M: Tensor
+    is_exact_M: Tensor
+
+
+def lift(encoded: Encoded, *, element: LiftElement = "e4m3") -> Lifted:
+    """Return the FP8 operand of a 2-D encoded matrix.
+
+    Raises:
+        ValueError: not 2-D, or codes and scales that do not belong together (see `decode_codes`).
+    """
+    return lift_reference(encoded, element=element)
+
+
+def lift_reference(encoded: Encoded, *, element: LiftElement = "e4m3") -> Lifted:
+    """Do what `lift` says in plain torch operations."""
+    if encoded.codes_NK.dim() != 2:
+        raise ValueError(f"can only lift matrices, got codes of shape {tuple(encoded.codes_NK.shape)}")
+    small, dtype, largest_shift = LIFT_ELEMENTS[element]
+    unscaled_MBJ = split_runs(decode_codes(encoded.codes_NK, torch.full_like(encoded.scales_NB, E8M0.bias)))
+    exponent_MB = encoded.scales_NB.to(torch.int32) - E8M0.bias
+    is_used_MB = (unscaled_MBJ != 0).any(dim=-1)
+    lowest = -E8M0.bias
+    reference_M1 = torch.where(is_used_MB, exponent_MB, lowest).amax(dim=1, keepdim=True)
+    # Further down everything rounds to zero, and the shift stays within float32.
+    shift_MB = (exponent_MB - reference_M1 + largest_shift).clamp(min=-64, max=largest_shift)
+    wanted_MBJ = torch.ldexp(unscaled_MBJ, shift_MB.unsqueeze(-1))
+    rounded_MBJ = round_to_element(wanted_MBJ, small)
+    codes_MK = codes_of_element(rounded_MBJ, small).flatten(-2)
+    return Lifted(
+        values_MK=codes_MK.to(torch.uint8).view(dtype),
+        exponents_M=reference_M1.squeeze(1) - largest_shift,
+        is_exact_M=(rounded_MBJ == wanted_MBJ).flatten(1).all(dim=1),
+    )
+
+
+def lowered(lifted: Lifted) -> Tensor:
+    """Return the values that a lifted matrix stands for, (M, K) float32."""
+    return torch.ldexp(lifted.values_MK.to(torch.float32), lifted.exponents_M.unsqueeze(1))
