@@ -54,7 +54,7 @@ class _StepText(_Strict):
 
 class _LayerText(_Strict):
     scale_rule: Literal["even", "floor", "rceil", "search"]
-    code_rule: Literal["nearest"]
+    code_rule: Literal["nearest", "block_swap"]
     rank: int = Field(ge=0)
 
 

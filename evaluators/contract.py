@@ -21,7 +21,14 @@ from evaluators.installs import Install, branch_bits, coordinates_digest, step_n
 from evaluators.results import ContractClass
 from evaluators.session import Group, Layer
 from forge_kernels.ops.decode import decode
-from forge_kernels.rules import CODE_RULES, SCALE_RULES, ActivationRule, Encoded, LowRank
+from forge_kernels.rules import (
+    CODE_RULE_MULTIPLY_ADDS,
+    CODE_RULES,
+    SCALE_RULES,
+    ActivationRule,
+    Encoded,
+    LowRank,
+)
 from forge_kernels.transforms import (
     BLOCK,
     BlockMatrix,
@@ -45,7 +52,7 @@ class Contract:
     max_bits: by class, the most effective bits per quantized weight.
     allowed_classes: classes that a finished model may have.
     max_condition: largest condition number of one block matrix, and largest ratio of magnitudes in one diagonal.
-    max_multiply_adds: largest online cost of a transform, per activation element.
+    max_multiply_adds: largest online cost of a transform and code rule together, per activation element.
     max_rank_share: the rank of a branch must stay below this share of min(N, K).
     max_steps: most steps of one transform.
     max_forward_passes: cap on metered subject-forward tokens, in passes over the calibration tokens.
@@ -104,6 +111,7 @@ def check_install(
     checked_weight = _check_weight(layer, weight)
     checked_transform = check_transform(contract, layer, transform)
     checked_activation = _check_activation(layer, ActivationRule() if activation is None else activation)
+    _check_online_cost(contract, layer, checked_transform, checked_activation)
     branch = None if low_rank is None else _check_low_rank(contract, layer, low_rank)
     return Install(weight=checked_weight, transform=checked_transform, activation=checked_activation, low_rank=branch)
 
@@ -117,12 +125,7 @@ def check_transform(contract: Contract, layer: Layer, transform: Transform) -> T
             f"layer {layer.name!r}: transform has {len(transform)} steps; at most {contract.max_steps} are allowed"
         )
     checked = tuple(_check_step(contract, layer, index, step) for index, step in enumerate(transform))
-    cost = multiply_adds_per_element(checked)
-    if cost > contract.max_multiply_adds:
-        raise ContractError(
-            f"layer {layer.name!r}: transform costs {cost:g} multiply-adds per element; "
-            f"at most {contract.max_multiply_adds:g} are allowed"
-        )
+    _check_online_cost(contract, layer, checked, ActivationRule())
     return checked
 
 
@@ -136,7 +139,7 @@ def measure_contract(contract: Contract, groups: Sequence[Group], installs: Mapp
         class that is not allowed, too many bits.
     """
     bits = num_weights = 0
-    has_transform = has_branch = False
+    is_online = has_branch = False
     for group in groups:
         missing = [layer.name for layer in group.layers if layer.name not in installs]
         if missing:
@@ -144,7 +147,7 @@ def measure_contract(contract: Contract, groups: Sequence[Group], installs: Mapp
         members = [installs[layer.name] for layer in group.layers]
         if len({coordinates_digest(member.transform, member.activation) for member in members}) != 1:
             names = ", ".join(
-                f"{layer.role}: {step_names(member.transform)} {member.activation.scale_rule}"
+                f"{layer.role}: {step_names(member.transform)} {member.activation.scale_rule} {member.activation.code_rule}"
                 for layer, member in zip(group.layers, members, strict=True)
             )
             raise ContractError(
@@ -152,13 +155,13 @@ def measure_contract(contract: Contract, groups: Sequence[Group], installs: Mapp
                 "they read one input, so give all of them the same"
             )
         bits += transform_bits(members[0].transform)
-        has_transform = has_transform or bool(members[0].transform)
+        is_online = is_online or bool(members[0].transform) or members[0].activation.code_rule != "nearest"
         for member in members:
             bits += weight_bits(member) + branch_bits(member)
             num_weights += member.weight.codes_NK.numel()
             has_branch = has_branch or member.low_rank is not None
     effective_bits = bits / num_weights
-    contract_class: ContractClass = "corrected" if has_branch else "online" if has_transform else "folded"
+    contract_class: ContractClass = "corrected" if has_branch else "online" if is_online else "folded"
     if contract_class not in contract.allowed_classes:
         raise ContractError(
             f"the model is of class {contract_class!r}; allowed here: {', '.join(contract.allowed_classes)}"
@@ -199,6 +202,17 @@ def _check_activation(layer: Layer, rule: Any) -> ActivationRule:
             f"layer {layer.name!r}: unknown code rule {rule.code_rule!r}; known: {', '.join(CODE_RULES)}"
         )
     return ActivationRule(scale_rule=rule.scale_rule, code_rule=rule.code_rule)
+
+
+def _check_online_cost(contract: Contract, layer: Layer, transform: Transform, rule: ActivationRule) -> None:
+    parts = {"transform": multiply_adds_per_element(transform), rule.code_rule: CODE_RULE_MULTIPLY_ADDS[rule.code_rule]}
+    cost = sum(parts.values())
+    if cost > contract.max_multiply_adds:
+        names = " and ".join(name for name, part in parts.items() if part)
+        raise ContractError(
+            f"layer {layer.name!r}: {names} costs {cost:g} multiply-adds per element; "
+            f"at most {contract.max_multiply_adds:g} are allowed"
+        )
 
 
 def _check_low_rank(contract: Contract, layer: Layer, branch: Any) -> LowRank:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evaluators.installs import Install, coordinates_digest
+from forge_kernels.ops.block_swap import block_gram, fake_quantize_with_swap
 from forge_kernels.ops.decode import decode
 from forge_kernels.ops.fake_quantize import fake_quantize
 from forge_kernels.rules import ActivationRule
@@ -36,15 +37,23 @@ class _Kept(threading.local):
 class GroupActivation:
     """Transforms and encodes a group's input once for all its readers.
 
-    The result is kept while the same tensor object, unchanged, is asked for again, and dropped when every reader has
-    had it, so that no activation outlives its block. Each thread keeps its own: batches may be scored side by side.
+    The readers' weights matter to a code rule that looks at their outputs. The result is kept while the same tensor
+    object, unchanged, is asked for again, and dropped when every reader has had it, so that no activation outlives its
+    block. Each thread keeps its own: batches may be scored side by side.
     """
 
-    def __init__(self, transform: Transform, activation: ActivationRule) -> None:
+    def __init__(self, transform: Transform, activation: ActivationRule, weights: tuple[Tensor, ...]) -> None:
         self.transform = transform
         self.activation = activation
-        self.num_readers = 1
+        self.num_readers = len(weights)
+        self.gram_Bij = block_gram(weights) if activation.code_rule == "block_swap" else None
         self._kept = _Kept()
+
+    def quantize(self, transformed: Tensor) -> Tensor:
+        """Return ``decode(encode(x))`` of a transformed input (..., K), float32."""
+        if self.gram_Bij is None:
+            return fake_quantize(transformed, scale_rule=self.activation.scale_rule)
+        return fake_quantize_with_swap(transformed, self.gram_Bij, scale_rule=self.activation.scale_rule)
 
     def encode(self, x: Tensor) -> Tensor:
         """Return ``decode(encode(T x))`` in float32; x is (..., K)."""
@@ -52,8 +61,7 @@ class GroupActivation:
         encoded = kept.encoded
         is_known = kept.source is not None and kept.source() is x and kept.version == x._version
         if encoded is None or not is_known:
-            transformed = apply_transform(self.transform, x.to(torch.float32))
-            encoded = fake_quantize(transformed, scale_rule=self.activation.scale_rule)
+            encoded = self.quantize(apply_transform(self.transform, x.to(torch.float32)))
             kept.encoded, kept.source, kept.version, kept.num_reads = encoded, weakref.ref(x), x._version, 0
         kept.num_reads += 1
         if kept.num_reads >= self.num_readers:
@@ -84,8 +92,10 @@ class QuantizedLinear(nn.Module):
         self.in_features = int(install.weight.codes_NK.shape[1])
         self.out_features = int(install.weight.codes_NK.shape[0])
         self.coordinates = coordinates_digest(install.transform, install.activation)
-        self.group_activation = GroupActivation(move_transform(install.transform, device), install.activation)
         self.register_buffer("weight_NK", decode(install.weight).to(device), persistent=False)
+        self.group_activation = GroupActivation(
+            move_transform(install.transform, device), install.activation, (self.weight_NK,)
+        )
         branch = install.low_rank
         a_RK = None if branch is None else branch.a_RK.to(device, torch.float32)
         b_NR = None if branch is None else branch.b_NR.to(device, torch.float32)
@@ -109,16 +119,15 @@ class QuantizedLinear(nn.Module):
 
 def share_activations(modules: Iterable[QuantizedLinear]) -> None:
     """Let layers of one group that agree on transform and activation rule transform and encode their input once."""
-    shared: dict[str, GroupActivation] = {}
+    readers: dict[str, list[QuantizedLinear]] = {}
     for module in modules:
-        first = shared.get(module.coordinates)
-        if first is None:
-            own = module.group_activation
-            fresh = GroupActivation(own.transform, own.activation)
-            module.group_activation = shared[module.coordinates] = fresh
-        else:
-            module.group_activation = first
-            first.num_readers += 1
+        readers.setdefault(module.coordinates, []).append(module)
+    for together in readers.values():
+        own = together[0].group_activation
+        weights = tuple(module.weight_NK for module in together)
+        shared = GroupActivation(own.transform, own.activation, weights)
+        for module in together:
+            module.group_activation = shared
 
 
 def move_transform(transform: Transform, device: torch.device | str) -> Transform:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forge_kernels.formats import FORMATS, BlockFormat
 from forge_kernels.ops.block_encode import BlockEncoded, decode_blocks, encode_blocks
+from forge_kernels.ops.block_swap import block_gram, encode_with_swap
 from forge_kernels.ops.decode import decode, decode_codes
 from forge_kernels.ops.encode import choose_scales, encode, encode_with_scales
 from forge_kernels.ops.fake_quantize import fake_quantize
@@ -40,6 +41,7 @@ __all__ = [
     "ScaleRule",
     "Transform",
     "apply_transform",
+    "block_gram",
     "choose_scales",
     "decode",
     "decode_blocks",
@@ -47,6 +49,7 @@ __all__ = [
     "encode",
     "encode_blocks",
     "encode_with_scales",
+    "encode_with_swap",
     "fake_quantize",
     "fit_low_rank",
     "gptq",

@@ -12,8 +12,10 @@ from torch import Tensor
 
 ScaleRule = Literal["even", "floor", "rceil", "search"]
 SCALE_RULES: tuple[ScaleRule, ...] = ("even", "floor", "rceil", "search")
-CodeRule = Literal["nearest"]
-CODE_RULES: tuple[CodeRule, ...] = ("nearest",)
+CodeRule = Literal["nearest", "block_swap"]
+CODE_RULES: tuple[CodeRule, ...] = ("nearest", "block_swap")
+CODE_RULE_MULTIPLY_ADDS: dict[CodeRule, float] = {"nearest": 0.0, "block_swap": 32.0}
+"""Online cost of a code rule per activation element."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,16 @@ class Encoded:
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationRule:
-    """How a layer encodes its transformed input, per token and at run time; a function of that token's vector alone."""
+    """How a layer encodes its transformed input, per token and at run time.
+
+    A function of that token's vector and of the installed weights alone.
+
+    scale_rule: see `forge_kernels.encode`.
+    code_rule: ``nearest``, or ``block_swap``: of each block of 32 the one code moves to its neighbour that lowers the block's
+        error in the outputs of the group's installed layers most (`forge_kernels.encode_with_swap`). Its matrices follow from
+        the installed codes and scales, so nothing more is stored; it costs 32 multiply-adds per element, and a model that
+        uses it is of class online.
+    """
 
     scale_rule: ScaleRule = "even"
     code_rule: CodeRule = "nearest"

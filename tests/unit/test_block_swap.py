@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forge_kernels.formats import E2M1
-from forge_kernels.ops.block_swap import block_gram, encode_with_swap
+from forge_kernels.ops.block_swap import block_gram, encode_with_swap, fake_quantize_with_swap
 from forge_kernels.ops.decode import decode
 from forge_kernels.ops.encode import encode
+from forge_kernels.rules import SCALE_RULES, ScaleRule
+from tests.mxfp4_oracle import assert_same_bits
 
 GRID = sorted({value + 0.0 for value in E2M1.codebook})
 
@@ -58,11 +60,11 @@ def test_no_other_single_move_is_better(seed: int, correlated: bool) -> None:
     torch.testing.assert_close(reached, best, rtol=1e-5, atol=1e-9)
 
 
-@pytest.mark.parametrize("scale_rule", ["even", "floor", "rceil", "search"])
-def test_at_most_one_neighbouring_code_of_a_block_moves_and_scales_stay(scale_rule: str) -> None:
+@pytest.mark.parametrize("scale_rule", SCALE_RULES)
+def test_at_most_one_neighbouring_code_of_a_block_moves_and_scales_stay(scale_rule: ScaleRule) -> None:
     x, gram = case(3, rows=200)
-    nearest = encode(x, scale_rule=scale_rule)  # type: ignore[arg-type]
-    swapped = encode_with_swap(x, gram, scale_rule=scale_rule)  # type: ignore[arg-type]
+    nearest = encode(x, scale_rule=scale_rule)
+    swapped = encode_with_swap(x, gram, scale_rule=scale_rule)
     assert torch.equal(swapped.scales_NB, nearest.scales_NB)
     codes = torch.stack([nearest.codes_NK, swapped.codes_NK]).view(2, 200, 3, 32)
     assert 8 not in swapped.codes_NK, "minus zero is written"
@@ -98,6 +100,26 @@ def test_zero_rows_and_huge_and_tiny_values() -> None:
     assert torch.equal(scaled.codes_NK, swapped.codes_NK[3:]), "a power of two changes what is moved"
     assert bool(decode(swapped).isfinite().all())
     assert encode_with_swap(x[:0], gram).codes_NK.shape == (0, 96)
+
+
+@pytest.mark.parametrize("scale_rule", SCALE_RULES)
+def test_what_a_layer_sees_is_what_the_codes_say(scale_rule: ScaleRule) -> None:
+    x, gram = case(21, rows=50)
+    x[0] = 0.0
+    x[1] *= 1e-38
+    seen = fake_quantize_with_swap(x, gram, scale_rule=scale_rule)
+    assert_same_bits(seen + 0.0, decode(encode_with_swap(x, gram, scale_rule=scale_rule)) + 0.0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_block_that_is_not_finite_becomes_nan_and_no_other(bad: float) -> None:
+    x, gram = case(22)
+    clean = fake_quantize_with_swap(x, gram)
+    x[2, 40] = bad
+    seen = fake_quantize_with_swap(x, gram)
+    assert bool(seen[2, 32:64].isnan().all())
+    seen[2, 32:64] = clean[2, 32:64]
+    assert_same_bits(seen, clean)
 
 
 def test_layers_of_one_input_add_their_gram_matrices() -> None:

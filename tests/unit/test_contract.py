@@ -205,11 +205,11 @@ def test_random_bytes_are_refused_or_decode_to_finite_values(seed: int, scale: i
         assert bool(decode(install.weight).isfinite().all())
 
 
-def measure(transform: Transform = (), branch: LowRank | None = None, **own: Install) -> tuple[str, Any]:
-    installs = {
-        layer.name: own.get(layer.role, check(weight=make_weight(), transform=transform, low_rank=branch))
-        for layer in GROUP.layers
-    }
+def measure(
+    transform: Transform = (), branch: LowRank | None = None, activation: ActivationRule = RULE, **own: Install
+) -> tuple[str, Any]:
+    everyone = {"weight": make_weight(), "transform": transform, "low_rank": branch, "activation": activation}
+    installs = {layer.name: own.get(layer.role, check(**everyone)) for layer in GROUP.layers}
     result = measure_contract(MXFP4_W4A4, [GROUP], installs)
     return result.contract_class, result.effective_bits
 
@@ -240,6 +240,17 @@ def test_stored_tensors_are_counted_once_per_group(step: Any, bits: int) -> None
     else:
         with pytest.raises(ContractError, match="'online' allows 5.5"):
             measure((step,))
+
+
+def test_a_block_swap_is_online_and_stores_nothing() -> None:
+    assert measure(activation=ActivationRule(code_rule="block_swap")) == ("online", 4.25)
+
+
+def test_a_block_swap_counts_among_the_online_multiply_adds() -> None:
+    swap = ActivationRule(code_rule="block_swap")
+    check(transform=(BlockMatrix(matrix_Bij=EYE[None]),), activation=swap)
+    with pytest.raises(ContractError, match="transform and block_swap costs 65 multiply-adds per element; at most 64"):
+        check(transform=(BlockMatrix(matrix_Bij=EYE[None]), Hadamard(size=2)), activation=swap)
 
 
 def test_a_branch_makes_the_corrected_class() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from evaluators import quantized_linear
 from evaluators.contract import MXFP4_W4A4, check_install
@@ -21,11 +22,14 @@ from forge_kernels import (
     LowRank,
     Permutation,
     apply_transform,
+    block_gram,
     decode,
     encode,
+    encode_with_swap,
     fake_quantize,
     transform_weight,
 )
+from forge_kernels.rules import CODE_RULES, CodeRule
 from forge_kernels.transforms import Transform
 
 N, K = 48, 64
@@ -36,7 +40,9 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def make_install(transform: Transform, *, rank: int = 0, rule: str = "even", seed: int = 0) -> Install:
+def make_install(
+    transform: Transform, *, rank: int = 0, rule: str = "even", codes: CodeRule = "nearest", seed: int = 0
+) -> Install:
     branch = None
     if rank:
         branch = LowRank(a_RK=random(rank, K, seed=1).bfloat16(), b_NR=random(N, rank, seed=2).bfloat16())
@@ -45,7 +51,7 @@ def make_install(transform: Transform, *, rank: int = 0, rule: str = "even", see
         LAYER,
         encode(transform_weight(transform, random(N, K, seed=seed))),
         transform=transform,
-        activation=ActivationRule(scale_rule=rule),  # type: ignore[arg-type]
+        activation=ActivationRule(scale_rule=rule, code_rule=codes),  # type: ignore[arg-type]
         low_rank=branch,
     )
 
@@ -140,6 +146,37 @@ def test_nothing_is_kept_once_every_reader_is_served() -> None:
     first(x)
     first.group_activation.clear()
     assert second.group_activation._kept.encoded is None
+
+
+def test_block_swap_looks_at_the_installed_weights_of_all_readers() -> None:
+    transform = TRANSFORMS["block matrices"]
+    installs = [make_install(transform, codes="block_swap", seed=seed) for seed in range(2)]
+    modules = [QuantizedLinear(install, None) for install in installs]
+    x = random(6, K, seed=9)
+    transformed = apply_transform(transform, x)
+    weights = [decode(install.weight) for install in installs]
+    for module, weight in zip(modules, weights, strict=True):
+        swapped = decode(encode_with_swap(transformed, block_gram((weight,))))
+        torch.testing.assert_close(module(x), functional.linear(swapped, weight))
+    share_activations(modules)
+    swapped = decode(encode_with_swap(transformed, block_gram(tuple(weights))))
+    for module, weight in zip(modules, weights, strict=True):
+        torch.testing.assert_close(module(x), functional.linear(swapped, weight))
+    nearest = QuantizedLinear(make_install(transform), None)
+    assert modules[0].coordinates != nearest.coordinates
+    share_activations([modules[0], nearest])
+    assert modules[0].group_activation is not nearest.group_activation
+
+
+def test_block_swap_lowers_the_error_of_a_layer_with_alike_columns() -> None:
+    weight = random(N, K, seed=1) + 2 * random(N, 1, seed=2)
+    x = random(64, K, seed=3)
+    errors = {}
+    for rule in CODE_RULES:
+        install = check_install(MXFP4_W4A4, LAYER, encode(weight), activation=ActivationRule(code_rule=rule))
+        module = QuantizedLinear(install, None)
+        errors[rule] = float((module(x) - functional.linear(x, decode(install.weight))).square().mean())
+    assert errors["block_swap"] < 0.8 * errors["nearest"]
 
 
 def test_non_finite_inputs_are_passed_on() -> None:

@@ -6,7 +6,7 @@ read the input): static data, known before any token comes. Moving element i by 
 
     d (2 (G e)_i + d G_ii)
 
-The move with the lowest change is made where that is below zero; of equal ones the first, downward moves before upward ones.
+The move with the lowest change is made where that is below zero; of equal ones that of the first element, downward before upward.
 Scales stay as they are, and a code never leaves the range of E2M1. A function of the token's own vector and of static data only.
 
 Legend: M rows (all leading axes), K elements per row, B = K / 32 blocks, J = i = j = 32.
@@ -18,11 +18,15 @@ import torch
 from torch import Tensor
 
 from forge_kernels.formats import E2M1, MXFP4
-from forge_kernels.ops._arithmetic import inverse_scale_of_bytes, split_runs
-from forge_kernels.ops.encode import encode, widen
+from forge_kernels.ops._arithmetic import (
+    codes_of_e2m1,
+    inverse_scale_of_bytes,
+    round_to_e2m1_,
+    scale_of_bytes,
+    split_runs,
+)
+from forge_kernels.ops.encode import block_amax, choose_scales, require_known_rule, scale_bytes, widen
 from forge_kernels.rules import Encoded, ScaleRule
-
-_LARGEST_RANK = len(E2M1.magnitudes) - 1
 
 
 def encode_with_swap(x_MK: Tensor, gram_Bij: Tensor, *, scale_rule: ScaleRule = "even") -> Encoded:
@@ -41,13 +45,28 @@ def encode_with_swap(x_MK: Tensor, gram_Bij: Tensor, *, scale_rule: ScaleRule = 
 
 def encode_with_swap_reference(x_MK: Tensor, gram_Bij: Tensor, *, scale_rule: ScaleRule = "even") -> Encoded:
     """Do what `encode_with_swap` says in plain torch operations."""
-    encoded = encode(x_MK, scale_rule=scale_rule)
+    scales_MB = choose_scales(x_MK, scale_rule=scale_rule)
     x_MBJ = split_runs(widen(x_MK))
-    gram_Bij = _checked(gram_Bij, x_MBJ)
-    inverse_MB1 = inverse_scale_of_bytes(encoded.scales_NB.to(torch.int32).unsqueeze(-1))
-    rank_MBJ = _ranks(split_runs(encoded.codes_NK))
-    moved_MBJ = _moved(x_MBJ * inverse_MB1, rank_MBJ, gram_Bij)
-    return Encoded(codes_NK=_codes(moved_MBJ).flatten(-2), scales_NB=encoded.scales_NB)
+    y_MBJ = x_MBJ * inverse_scale_of_bytes(scales_MB.to(torch.int32).unsqueeze(-1))
+    moved_MBJ = _moved(y_MBJ, _checked(gram_Bij, x_MBJ))
+    return Encoded(codes_NK=codes_of_e2m1(moved_MBJ).flatten(-2), scales_NB=scales_MB)
+
+
+def fake_quantize_with_swap(x_MK: Tensor, gram_Bij: Tensor, *, scale_rule: ScaleRule = "even") -> Tensor:
+    """Return ``decode(encode_with_swap(x_MK, gram_Bij))`` bit for bit, (..., K) float32.
+
+    A block with a NaN or an infinity becomes NaN as a whole, where `encode_with_swap` would raise.
+
+    Raises:
+        ValueError: wrong dtype, K not divisible by 32, unknown rule, or a Gram matrix of another shape.
+    """
+    require_known_rule(scale_rule)
+    x_MBJ = split_runs(widen(x_MK))
+    amax_MB1 = block_amax(x_MBJ)
+    scales_MB1 = scale_bytes(x_MBJ, amax_MB1, scale_rule)
+    moved_MBJ = _moved(x_MBJ * inverse_scale_of_bytes(scales_MB1), _checked(gram_Bij, x_MBJ))
+    # amax - amax is 0, or NaN where the block is not finite.
+    return moved_MBJ.mul_(scale_of_bytes(scales_MB1).add_(amax_MB1 - amax_MB1)).flatten(-2)
 
 
 def block_gram(weights: tuple[Tensor, ...]) -> Tensor:
@@ -68,34 +87,34 @@ def block_gram(weights: tuple[Tensor, ...]) -> Tensor:
     return (gram_Bij / torch.where(largest > 0, largest, torch.ones_like(largest))).to(torch.float32)
 
 
-def _moved(y_MBJ: Tensor, rank_MBJ: Tensor, gram_Bij: Tensor) -> Tensor:
-    """Return the ranks after the best move of each block; `y_MBJ` is in units of the scales."""
-    values = torch.tensor(_VALUE_OF_RANK, dtype=torch.float32, device=y_MBJ.device)
-    value_MBJ = values[(rank_MBJ + _LARGEST_RANK).long()]
-    pull_MBJ = 2 * torch.einsum("...bj,bij->...bi", value_MBJ - y_MBJ, gram_Bij)
+def _moved(y_MBJ: Tensor, gram_Bij: Tensor) -> Tensor:
+    """Return rounded values after the best move of each block; `y_MBJ` is in units of the scales."""
+    value_MBJ = round_to_e2m1_(y_MBJ.clone())
+    pull_MBJ = torch.einsum("...bj,bij->...bi", value_MBJ - y_MBJ, gram_Bij).mul_(2)
     curvature_BJ = gram_Bij.diagonal(dim1=-2, dim2=-1)
-    changes, targets = [], []
-    for step in (-1, 1):
-        target_MBJ = (rank_MBJ + step).clamp(-_LARGEST_RANK, _LARGEST_RANK)
-        move_MBJ = values[(target_MBJ + _LARGEST_RANK).long()] - value_MBJ
-        changes.append(move_MBJ * (pull_MBJ + move_MBJ * curvature_BJ))
-        targets.append(target_MBJ)
-    change_MB2J = torch.cat(changes, dim=-1)
-    best_MB1 = change_MB2J.argmin(dim=-1, keepdim=True)
-    gains_MB1 = change_MB2J.gather(-1, best_MB1) < 0
-    place_MB1 = best_MB1 % MXFP4.block
-    target_MB1 = torch.cat(targets, dim=-1).gather(-1, best_MB1)
-    return rank_MBJ.scatter(-1, place_MB1, torch.where(gains_MB1, target_MB1, rank_MBJ.gather(-1, place_MB1)))
+    down_MBJ, up_MBJ = _steps(value_MBJ)
+    down_change_MBJ = down_MBJ * (pull_MBJ + down_MBJ * curvature_BJ)
+    up_change_MBJ = up_MBJ * (pull_MBJ + up_MBJ * curvature_BJ)
+    is_up_MBJ = up_change_MBJ < down_change_MBJ
+    change_MB1, place_MB1 = torch.where(is_up_MBJ, up_change_MBJ, down_change_MBJ).min(dim=-1, keepdim=True)
+    step_MB1 = torch.where(is_up_MBJ, up_MBJ, down_MBJ).gather(-1, place_MB1)
+    step_MB1 = torch.where(change_MB1 < 0, step_MB1, 0.0)
+    return value_MBJ.scatter_add_(-1, place_MB1, step_MB1)
 
 
-def _ranks(codes: Tensor) -> Tensor:
-    """Return the place of each code among the ascending values: -7..7, int32; codes of zero are 0."""
-    magnitude = (codes & _LARGEST_RANK).to(torch.int32)
-    return torch.where(codes > _LARGEST_RANK, -magnitude, magnitude)
+def _steps(value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the (negative) step to the next E2M1 value below and the step to the one above; 0 beyond the largest."""
+    magnitude = value.abs()
+    outward = _half_power_of_two(magnitude).masked_fill_(magnitude == E2M1.max_value, 0.0)
+    inward = _half_power_of_two(magnitude * 0.99)
+    is_negative = value < 0
+    # From zero both ways lead outward, by the same step.
+    return -torch.where(is_negative, outward, inward), torch.where(is_negative, inward, outward)
 
 
-def _codes(ranks: Tensor) -> Tensor:
-    return torch.where(ranks < 0, _LARGEST_RANK + 1 - ranks, ranks).to(torch.uint8)
+def _half_power_of_two(magnitude: Tensor) -> Tensor:
+    """Return half the power of two at or below each magnitude, at least 0.5: the spacing of E2M1 values from there on."""
+    return torch.bitwise_and(magnitude.view(torch.int32), 0x7F800000).view(torch.float32).clamp(min=1.0).mul_(0.5)
 
 
 def _checked(gram_Bij: Tensor, x_MBJ: Tensor) -> Tensor:
@@ -105,6 +124,3 @@ def _checked(gram_Bij: Tensor, x_MBJ: Tensor) -> Tensor:
             f"Gram matrices are {tuple(gram_Bij.shape)}; an input of {x_MBJ.shape[-2]} blocks needs {expected}"
         )
     return gram_Bij.to(x_MBJ.device, torch.float32)
-
-
-_VALUE_OF_RANK = tuple(-value for value in reversed(E2M1.magnitudes[1:])) + E2M1.magnitudes
