@@ -206,11 +206,18 @@ def endure(folder: Path, *, shows: tuple[int, int], min_settled: int) -> None:
         assert wal_size(ledger) <= WAL_LIMIT_BYTES, f"the log of {grown} bytes still has {wal_size(ledger)}"
         free = put_under_load(ledger, folder, min_shows=shows[1], min_settled=min_settled, first_program=2_000_000)
         print(f"without it: {free}")
-        assert free.peak_wal <= 4 * WAL_LIMIT_BYTES, f"the log grew to {free.peak_wal} bytes with nobody holding it"
+        # `show` reads one snapshot, for as long as a busy machine needs: a log is never cut shorter than that.
+        never_folded = grown / len(held.writes_s) * len(free.writes_s)
+        bound = max(4 * WAL_LIMIT_BYTES, never_folded / 3)
+        assert free.peak_wal <= bound, (
+            f"the log grew to {free.peak_wal} bytes with nobody holding it; at most {bound:.0f}"
+        )
+        settle_some(ledger, 3, 6_000_000)
+        assert wal_size(ledger) <= WAL_LIMIT_BYTES, f"the log still has {wal_size(ledger)} bytes after the load"
         for load in (held, free):
             assert max(load.writes_s) < PATIENCE_S, str(load)
         budget = ledger.budget()
-        assert (budget.used, budget.reserved) == (held.num_settled + free.num_settled + 3, 0)
+        assert (budget.used, budget.reserved) == (held.num_settled + free.num_settled + 6, 0)
         assert ledger.check_invariants() == []
     assert not (folder / "ledger.sqlite-wal").exists()
 
