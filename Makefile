@@ -25,7 +25,7 @@ test: $(VENV)/.ready-dev check ## checks and the default tests (at most 10 minut
 	$(BIN)/python -m pytest -n 2 -q
 
 test-all: $(VENV)/.ready-dev ## the slow suites: attacks, crashes, whole campaigns
-	$(BIN)/python -m pytest -n 2 --dist loadfile -q -m "slow and not gpu and not network"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -q -m "slow and not gpu and not network"
 
 check: $(VENV)/.ready-dev ## ruff, ruff format, mypy strict
 	$(BIN)/ruff check .

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 from forge.recipe import Overrides, Recipe, load_recipe
@@ -45,3 +49,14 @@ def tiny_recipe(folder: Path, *, budget: int = 4, chunks: int = 6, **overrides: 
     path = folder / "tiny.toml"
     path.write_text(TINY.format(budget=budget, chunks=chunks))
     return load_recipe(path, Overrides(**overrides))  # type: ignore[arg-type]
+
+
+def run_quickstart(folder: Path, *arguments: str) -> Path:
+    """Run the quickstart as a user does; return its ledger."""
+    command = [sys.executable, "-m", "forge", "run", str(QUICKSTART), "--out", str(folder), "--json", *arguments]
+    # As a user runs it: the number of threads changes the last bits, and with them the luck.
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1400, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout)["violations"] == []
+    return folder / "ledger.sqlite"

@@ -32,3 +32,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="bubblewrap",
         help="isolation of the attack suite; with none one sees which properties need it",
     )
+
+
+_LONGEST_FIRST = ("test_other_subject.py", "test_quickstart.py", "test_ledger_load.py")
+"""Files that take minutes for few tests: begun last they would leave one test process with nothing to do."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in _LONGEST_FIRST)  # the order of all others stays
