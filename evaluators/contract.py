@@ -193,6 +193,9 @@ def _check_weight(layer: Layer, weight: Any) -> Encoded:
 def _check_activation(layer: Layer, rule: Any) -> ActivationRule:
     if type(rule) is not ActivationRule:
         raise ContractError(f"layer {layer.name!r}: activation is a {type(rule).__name__}; give an ActivationRule")
+    for name in (rule.scale_rule, rule.code_rule):
+        if type(name) is not str:
+            raise ContractError(f"layer {layer.name!r}: a rule is a {type(name).__name__}; give its name as a str")
     if rule.scale_rule not in SCALE_RULES:
         raise ContractError(
             f"layer {layer.name!r}: unknown scale rule {rule.scale_rule!r}; known: {', '.join(SCALE_RULES)}"

@@ -146,6 +146,16 @@ def test_zero_is_zero_and_bad_input_is_named(known: BlockFormat) -> None:
         encode_blocks(torch.zeros(2, 128), known, scale_rule="best")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("scale_rule", SCALE_RULES)
+@pytest.mark.parametrize("known", FORMATS.values(), ids=FORMATS)
+def test_the_largest_values_stay_finite(known: BlockFormat, scale_rule: ScaleRule) -> None:
+    for share in (0.9, 0.97, 0.999, 1.0):
+        x = torch.full((1, 128), share * torch.finfo(torch.float32).max)
+        decoded = decode_blocks(encode_blocks(x, known, scale_rule=scale_rule))
+        assert bool(decoded.isfinite().all()), f"{share} of the largest float32 becomes {float(decoded[0, 0])}"
+        assert float((decoded / x)[0, 0]) == pytest.approx(1.0, abs=0.3)
+
+
 def test_finer_formats_lose_less() -> None:
     x = torch.randn(64, 1024, generator=torch.Generator().manual_seed(1))
     lost = {

@@ -91,6 +91,11 @@ def test_zero_rows_and_empty_matrices(element: LiftElement) -> None:
         lowered(lift(mixed, element=element)), torch.cat([torch.full((1, 32), 3.0), torch.zeros(1, 32)], dim=1)
     )
     assert lift(encode(torch.zeros(0, 64)), element=element).values_MK.shape == (0, 64)
+    mixed.scales_NB[0, 1] = 255
+    with pytest.raises(ValueError, match=r"scale byte of block \(0, 1\) is 255"):
+        lift(mixed, element=element)
+    with pytest.raises(ValueError, match="cannot lift to 'e3m4'; known: e4m3, e5m2"):
+        lift(encode(torch.zeros(1, 32)), element="e3m4")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="can only lift matrices"):
         lift(encode(torch.zeros(64)), element=element)
 

@@ -33,6 +33,15 @@ def test_leading_axes_are_kept(bits: int) -> None:
     assert torch.equal(unpack(packed, bits=bits).to(codes.dtype), codes)
 
 
+@pytest.mark.parametrize("bits", [3, 7, 8, 16])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_codes_may_come_in_any_integer(bits: int, dtype: torch.dtype) -> None:
+    codes = torch.arange(8).to(dtype)
+    assert unpack(pack(codes, bits=bits), bits=bits).tolist() == list(range(8))
+    again = unpack(pack(torch.arange(8), bits=bits), bits=bits)
+    assert torch.equal(pack(again, bits=bits), pack(codes, bits=bits))
+
+
 def test_nibble_order() -> None:
     assert pack(torch.tensor([0x1, 0xA, 0xF, 0x0], dtype=torch.uint8)).tolist() == [0xA1, 0x0F]
     assert unpack(torch.tensor([[0xA1], [0x0F]], dtype=torch.uint8)).tolist() == [[1, 10], [15, 0]]

@@ -29,9 +29,8 @@ from forge_kernels.ops.encode import require_finite, require_known_rule
 from forge_kernels.ops.round_to_element import codes_of_element, round_to_element, values_of_codes
 from forge_kernels.rules import ScaleRule
 
+_MAX_FLOAT = torch.finfo(torch.float32).max
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_LARGEST_BYTE = 252
-"""Of power-of-two scales that are chosen, as in `forge_kernels.encode`: every element stays finite in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +76,13 @@ def encode_blocks(x_MK: Tensor, format: BlockFormat, *, scale_rule: ScaleRule = 
         if format.scale.has_tensor_scale:
             tensor_scale = _tensor_scale(amax_MB1, format)
         wanted_MB1 = amax_MB1 / (format.element.max_value * tensor_scale)
-        scales_MB1 = codes_of_element(round_to_element(wanted_MB1, format.scale.element), format.scale.element)
+        # Rounded up, the scale of the largest float32 values would take them beyond float32.
+        limit = torch.tensor(_MAX_FLOAT / format.element.max_value).bfloat16().float()
+        rounded_MB1 = round_to_element(wanted_MB1, format.scale.element)
+        rounded_MB1 = torch.where(
+            rounded_MB1 * format.element.max_value < torch.inf, rounded_MB1, limit * (1 - 2.0**-7)
+        )
+        scales_MB1 = codes_of_element(round_to_element(rounded_MB1, format.scale.element), format.scale.element)
     y_MBJ = _divided(x_MBJ, _scale_values(scales_MB1, tensor_scale, format, x_MBJ))
     codes_MBJ = codes_of_element(round_to_element(y_MBJ, format.element), format.element)
     return BlockEncoded(
@@ -105,10 +110,11 @@ def _power_of_two_bytes(x_MBJ: Tensor, amax_MB1: Tensor, element: FloatElement, 
         "even": significand >= element.max_significand + half_unit,
         "rceil": significand > element.max_significand,
     }
-    low = (floor + 127).clamp(0, _LARGEST_BYTE)
+    largest_byte = 254 - element.max_exponent  # so that every element stays finite in float32
+    low = (floor + 127).clamp(0, largest_byte)
     if scale_rule != "search":
-        return torch.where(amax_MB1 > 0, (floor + raised[scale_rule] + 127).clamp(0, _LARGEST_BYTE), 0)
-    high = (floor + 128).clamp(0, _LARGEST_BYTE)
+        return torch.where(amax_MB1 > 0, (floor + raised[scale_rule] + 127).clamp(0, largest_byte), 0)
+    high = (floor + 128).clamp(0, largest_byte)
     errors = []
     for byte in (low, high):
         scale = 2.0 ** (byte.double() - 127)

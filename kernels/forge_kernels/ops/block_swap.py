@@ -72,25 +72,31 @@ def fake_quantize_with_swap(x_MK: Tensor, gram_Bij: Tensor, *, scale_rule: Scale
 def block_gram(weights: tuple[Tensor, ...]) -> Tensor:
     """Return ``sum over weights of W_b^T W_b``, (B, 32, 32) float32, from (N, K) decoded weights that share an input.
 
-    Products in float64, scaled so that the largest entry is 1: a comparison needs no more, and nothing can overflow.
+    Summed in float64, then each block scaled by a power of two so that its largest entry lies in [0.5, 1): a comparison
+    within the block needs no more, and nothing can overflow or vanish.
 
     Raises:
         ValueError: no weight, or weights of different or indivisible K.
     """
-    if not weights or any(weight.shape[-1] != weights[0].shape[-1] for weight in weights):
+    if not weights or any(w.dim() != 2 or w.shape[-1] != weights[0].shape[-1] for w in weights):
         raise ValueError(f"weights {[tuple(weight.shape) for weight in weights]} do not read one input")
-    if weights[0].shape[-1] % MXFP4.block:
+    if not weights[0].shape[-1] or weights[0].shape[-1] % MXFP4.block:
         raise ValueError(f"{weights[0].shape[-1]} inputs are no whole blocks of {MXFP4.block}")
-    blocks = [split_runs(weight.double()) for weight in weights]
+    blocks = [split_runs(weight.detach().double()) for weight in weights]
     gram_Bij = torch.stack([torch.einsum("nbi,nbj->bij", block, block) for block in blocks]).sum(dim=0)
-    largest = gram_Bij.abs().amax()
-    return (gram_Bij / torch.where(largest > 0, largest, torch.ones_like(largest))).to(torch.float32)
+    _, exponent_B11 = torch.frexp(gram_Bij.abs().amax(dim=(1, 2), keepdim=True))
+    return (gram_Bij * 2.0 ** -exponent_B11.double()).to(torch.float32)
 
 
 def _moved(y_MBJ: Tensor, gram_Bij: Tensor) -> Tensor:
     """Return rounded values after the best move of each block; `y_MBJ` is in units of the scales."""
     value_MBJ = round_to_e2m1_(y_MBJ.clone())
-    pull_MBJ = torch.einsum("...bj,bij->...bi", value_MBJ - y_MBJ, gram_Bij).mul_(2)
+    error_MBJ = value_MBJ - y_MBJ
+    # Term by term: a matrix product may add in another order for another number of rows, and a tie would fall otherwise.
+    pull_MBJ = torch.zeros_like(error_MBJ)
+    for j in range(MXFP4.block):
+        pull_MBJ.add_(error_MBJ[..., j : j + 1] * gram_Bij[:, j])
+    pull_MBJ.mul_(2)
     curvature_BJ = gram_Bij.diagonal(dim1=-2, dim2=-1)
     down_MBJ, up_MBJ = _steps(value_MBJ)
     down_change_MBJ = down_MBJ * (pull_MBJ + down_MBJ * curvature_BJ)

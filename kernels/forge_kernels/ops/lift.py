@@ -28,6 +28,7 @@ from torch import Tensor
 from forge_kernels.formats import E4M3, E5M2, E8M0, FloatElement
 from forge_kernels.ops._arithmetic import split_runs
 from forge_kernels.ops.decode import decode_codes
+from forge_kernels.ops.encode import require_no_nan_scale
 from forge_kernels.ops.round_to_element import codes_of_element, round_to_element
 from forge_kernels.rules import Encoded
 
@@ -56,7 +57,7 @@ def lift(encoded: Encoded, *, element: LiftElement = "e4m3") -> Lifted:
     """Return the FP8 operand of a 2-D encoded matrix.
 
     Raises:
-        ValueError: not 2-D, or codes and scales that do not belong together (see `decode_codes`).
+        ValueError: not 2-D, an unknown element, or codes and scales that do not belong together (see `decode_codes`).
     """
     return lift_reference(encoded, element=element)
 
@@ -65,7 +66,10 @@ def lift_reference(encoded: Encoded, *, element: LiftElement = "e4m3") -> Lifted
     """Do what `lift` says in plain torch operations."""
     if encoded.codes_NK.dim() != 2:
         raise ValueError(f"can only lift matrices, got codes of shape {tuple(encoded.codes_NK.shape)}")
+    if element not in LIFT_ELEMENTS:
+        raise ValueError(f"cannot lift to {element!r}; known: {', '.join(LIFT_ELEMENTS)}")
     small, dtype, largest_shift = LIFT_ELEMENTS[element]
+    require_no_nan_scale(encoded.scales_NB)
     unscaled_MBJ = split_runs(decode_codes(encoded.codes_NK, torch.full_like(encoded.scales_NB, E8M0.bias)))
     exponent_MB = encoded.scales_NB.to(torch.int32) - E8M0.bias
     is_used_MB = (unscaled_MBJ != 0).any(dim=-1)

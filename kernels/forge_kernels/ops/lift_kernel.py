@@ -62,8 +62,10 @@ def encode_lifted_triton(x_MK: Tensor, scale_rule: ScaleRule, element: LiftEleme
         ValueError: rows longer than `MAX_COLUMNS`.
     """
     num_rows, num_columns = x_MK.shape
-    if num_columns > MAX_COLUMNS:
-        raise ValueError(f"rows of {num_columns} elements are too long to be lifted at once; at most {MAX_COLUMNS}")
+    if not 0 < num_columns <= MAX_COLUMNS:
+        raise ValueError(
+            f"cannot lift rows of {num_columns} elements at once, they are none or too long; at most {MAX_COLUMNS}"
+        )
     small, dtype, largest_shift = LIFT_ELEMENTS[element]
     lifted = Lifted(
         values_MK=torch.empty(num_rows, num_columns, dtype=dtype, device=x_MK.device),

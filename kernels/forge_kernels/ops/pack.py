@@ -10,6 +10,8 @@ from torch import Tensor
 
 from forge_kernels.ops._arithmetic import split_runs
 
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
 
 def pack(codes_NK: Tensor, *, bits: int = 4) -> Tensor:
     """Return (..., K bits / 8) uint8 from (..., K) integer codes in 0..2^bits - 1.
@@ -18,9 +20,10 @@ def pack(codes_NK: Tensor, *, bits: int = 4) -> Tensor:
         ValueError: no integers, a width that is not 1 to 16, a code that does not fit, or rows that do not fill whole bytes.
     """
     _require_width(bits)
-    if codes_NK.is_floating_point() or codes_NK.dim() == 0:
+    if codes_NK.dtype not in _INTEGERS or codes_NK.dim() == 0:
         raise ValueError(f"codes are {codes_NK.dtype} {tuple(codes_NK.shape)}; use integers with at least one axis")
-    bad = ((codes_NK < 0) | (codes_NK >= 2**bits)).nonzero()
+    wide_NK = codes_NK.to(torch.int32 if codes_NK.dtype != torch.int64 else torch.int64)
+    bad = ((wide_NK < 0) | (wide_NK >= 2**bits)).nonzero()
     if len(bad):
         index = tuple(int(i) for i in bad[0])
         raise ValueError(f"code at {index} is {int(codes_NK[index])}; codes of {bits} bits are 0..{2**bits - 1}")
