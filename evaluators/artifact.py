@@ -31,7 +31,7 @@ from torch import Tensor
 from evaluators.errors import UserError
 from evaluators.installs import NARROW_INDEX_LIMIT, Install, step_kind, step_tensor
 from forge_kernels.ops.pack import pack, unpack
-from forge_kernels.rules import ActivationRule, Encoded, LowRank
+from forge_kernels.rules import ActivationRule, CodeRule, Encoded, LowRank, ScaleRule
 from forge_kernels.transforms import BlockMatrix, Diagonal, Hadamard, Permutation, Step, Transform
 
 FORMAT: Literal["quantforge-artifact/1"] = "quantforge-artifact/1"
@@ -53,8 +53,8 @@ class _StepText(_Strict):
 
 
 class _LayerText(_Strict):
-    scale_rule: Literal["even", "floor", "rceil", "search"]
-    code_rule: Literal["nearest", "block_swap"]
+    scale_rule: ScaleRule
+    code_rule: CodeRule
     rank: int = Field(ge=0)
 
 

@@ -109,24 +109,22 @@ def check_install(
         ContractError: any rule is broken.
     """
     checked_weight = _check_weight(layer, weight)
-    checked_transform = check_transform(contract, layer, transform)
+    checked_transform = _check_transform(contract, layer, transform)
     checked_activation = _check_activation(layer, ActivationRule() if activation is None else activation)
     _check_online_cost(contract, layer, checked_transform, checked_activation)
     branch = None if low_rank is None else _check_low_rank(contract, layer, low_rank)
     return Install(weight=checked_weight, transform=checked_transform, activation=checked_activation, low_rank=branch)
 
 
-def check_transform(contract: Contract, layer: Layer, transform: Transform) -> Transform:
-    """Check the steps of a transform for a layer with K inputs, and return copies."""
+def _check_transform(contract: Contract, layer: Layer, transform: Transform) -> Transform:
+    """Check the steps of a transform for a layer with K inputs, and return copies; the cost is checked with the rule."""
     if not isinstance(transform, tuple | list):
         raise ContractError(f"layer {layer.name!r}: transform is a {type(transform).__name__}; give a tuple of steps")
     if len(transform) > contract.max_steps:
         raise ContractError(
             f"layer {layer.name!r}: transform has {len(transform)} steps; at most {contract.max_steps} are allowed"
         )
-    checked = tuple(_check_step(contract, layer, index, step) for index, step in enumerate(transform))
-    _check_online_cost(contract, layer, checked, ActivationRule())
-    return checked
+    return tuple(_check_step(contract, layer, index, step) for index, step in enumerate(transform))
 
 
 def measure_contract(contract: Contract, groups: Sequence[Group], installs: Mapping[str, Install]) -> ContractMeasure:

@@ -87,7 +87,7 @@ class _LayerSums:
         self._layer = layer
         self._module: QuantizedLinear = model.installed[layer.name]
         self._transform = self._module.group_activation.transform
-        self._activation_of_group = self._module.group_activation
+        self._group_activation = self._module.group_activation
         self._weight_NK = model.map.linear(layer).weight.detach()
         self._turned_NK = transform_weight(self._transform, self._weight_NK)
         self._weight = self._activation = self._joint = self._power = 0.0
@@ -97,14 +97,14 @@ class _LayerSums:
         """Add the errors of one batch of inputs (T, K)."""
         with torch.no_grad():
             transformed_TK = apply_transform(self._transform, inputs_TK)
-            encoded_TK = self._activation_of_group.quantize(transformed_TK)
+            encoded_TK = self._group_activation.quantize(transformed_TK)
             expected_TN = functional.linear(inputs_TK, self._weight_NK)
             joint_TN = functional.linear(encoded_TK, self._module.weight_NK)
             self._joint += _squared(expected_TN - self._module.add_branch(inputs_TK, joint_TN))
             self._weight += _squared(expected_TN - functional.linear(transformed_TK, self._module.weight_NK))
             self._activation += _squared(expected_TN - functional.linear(encoded_TK, self._turned_NK))
             self._power += _squared(expected_TN)
-            self._num_clipped += clip_counts(transformed_TK, self._activation_of_group.activation.scale_rule)
+            self._num_clipped += clip_counts(transformed_TK, self._group_activation.activation.scale_rule)
             self._num_values += transformed_TK.numel()
 
     def row(self) -> LayerError:

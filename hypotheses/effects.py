@@ -296,6 +296,9 @@ def expected_width(
         control_standard_error: guess of the control's standard error, usually the child's.
         level: coverage of the interval that the verdict will use, see `family_level`.
         covariance: guess of the covariance of the two effects, see `expected_covariance`.
+
+    Raises:
+        ValueError: a level or standard error out of range, or a covariance beyond the product of the standard errors.
     """
     _check_level(level)
     if not (math.isfinite(control_standard_error) and control_standard_error >= 0):

@@ -156,6 +156,18 @@ def test_the_largest_values_stay_finite(known: BlockFormat, scale_rule: ScaleRul
         assert float((decoded / x)[0, 0]) == pytest.approx(1.0, abs=0.3)
 
 
+def test_a_scale_keeps_to_its_own_bytes() -> None:
+    narrow = PowerOfTwoScale(name="e5m0", bits=5, bias=15, max_byte=30)
+    known = BlockFormat(name="narrow", element=MXFP4.element, scale=narrow, block=32)
+    x = torch.randn(6, 32, generator=torch.Generator().manual_seed(4))
+    wide, own = encode_blocks(x, MXFP4), encode_blocks(x, known)
+    assert wide.scales_MB is not None
+    assert own.scales_MB is not None
+    assert torch.equal(own.scales_MB, wide.scales_MB - 127 + 15)
+    assert_same_bits(decode_blocks(own), decode_blocks(wide))
+    assert int(encode_blocks(x * 1e30, known).scales_MB.max()) == 30  # type: ignore[union-attr]
+
+
 def test_finer_formats_lose_less() -> None:
     x = torch.randn(64, 1024, generator=torch.Generator().manual_seed(1))
     lost = {

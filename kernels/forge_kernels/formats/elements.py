@@ -60,12 +60,12 @@ class FloatElement:
 
     @property
     def max_exponent(self) -> int:
-        """F of the largest value ``m 2^f`` with m in [1, 2)."""
+        """The exponent f of the largest value ``m 2^f`` with m in [1, 2)."""
         return math.frexp(self.max_value)[1] - 1
 
     @property
     def max_significand(self) -> float:
-        """M of the largest value ``m 2^f`` with m in [1, 2)."""
+        """The significand m of the largest value ``m 2^f`` with m in [1, 2)."""
         return math.ldexp(self.max_value, -self.max_exponent)
 
 

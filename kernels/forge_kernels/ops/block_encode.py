@@ -11,7 +11,8 @@ Scales, for a block with largest magnitude a = m 2^f, m in [1, 2), and an elemen
     none            1
 
 Codes are nearest-even of x / scale, saturating. A zero block has scale bits 0 and codes 0. For MXFP4 it gives the bits of
-`forge_kernels.encode`, which is what campaigns use.
+`forge_kernels.encode`, which is what campaigns use; but "search" adds its errors in float64 here and in float32 there, so that
+errors equal to the last bits of a float32 may be told apart here alone.
 
 Legend: M rows (all leading axes), K elements per row, B = K / block blocks, J elements of a block.
 """
@@ -29,7 +30,6 @@ from forge_kernels.ops.encode import require_finite, require_known_rule
 from forge_kernels.ops.round_to_element import codes_of_element, round_to_element, values_of_codes
 from forge_kernels.rules import ScaleRule
 
-_MAX_FLOAT = torch.finfo(torch.float32).max
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -71,18 +71,15 @@ def encode_blocks(x_MK: Tensor, format: BlockFormat, *, scale_rule: ScaleRule = 
     scales_MB1 = None
     if isinstance(format.scale, PowerOfTwoScale):
         assert isinstance(format.element, FloatElement)
-        scales_MB1 = _power_of_two_bytes(x_MBJ, amax_MB1, format.element, scale_rule)
+        scales_MB1 = _power_of_two_bytes(x_MBJ, amax_MB1, format.element, format.scale, scale_rule)
     elif isinstance(format.scale, FloatScale):
         if format.scale.has_tensor_scale:
             tensor_scale = _tensor_scale(amax_MB1, format)
         wanted_MB1 = amax_MB1 / (format.element.max_value * tensor_scale)
-        # Rounded up, the scale of the largest float32 values would take them beyond float32.
-        limit = torch.tensor(_MAX_FLOAT / format.element.max_value).bfloat16().float()
         rounded_MB1 = round_to_element(wanted_MB1, format.scale.element)
-        rounded_MB1 = torch.where(
-            rounded_MB1 * format.element.max_value < torch.inf, rounded_MB1, limit * (1 - 2.0**-7)
-        )
-        scales_MB1 = codes_of_element(round_to_element(rounded_MB1, format.scale.element), format.scale.element)
+        # Rounded up, the scale of the largest float32 values would take them beyond float32: the one below it does not.
+        overflows_MB1 = (rounded_MB1 * tensor_scale * format.element.max_value).isinf()
+        scales_MB1 = codes_of_element(rounded_MB1, format.scale.element) - overflows_MB1.to(torch.int32)
     y_MBJ = _divided(x_MBJ, _scale_values(scales_MB1, tensor_scale, format, x_MBJ))
     codes_MBJ = codes_of_element(round_to_element(y_MBJ, format.element), format.element)
     return BlockEncoded(
@@ -101,7 +98,9 @@ def decode_blocks(encoded: BlockEncoded) -> Tensor:
     return (values_MBJ * _scale_values(scales_MB1, encoded.tensor_scale, format, values_MBJ)).flatten(-2)
 
 
-def _power_of_two_bytes(x_MBJ: Tensor, amax_MB1: Tensor, element: FloatElement, scale_rule: ScaleRule) -> Tensor:
+def _power_of_two_bytes(
+    x_MBJ: Tensor, amax_MB1: Tensor, element: FloatElement, scale: PowerOfTwoScale, scale_rule: ScaleRule
+) -> Tensor:
     significand, exponent = torch.frexp(amax_MB1.double())  # in [0.5, 1)
     significand, floor = significand * 2, exponent.to(torch.int32) - 1 - element.max_exponent
     half_unit = 2.0 ** -(element.mantissa_bits + 1)
@@ -110,16 +109,17 @@ def _power_of_two_bytes(x_MBJ: Tensor, amax_MB1: Tensor, element: FloatElement, 
         "even": significand >= element.max_significand + half_unit,
         "rceil": significand > element.max_significand,
     }
-    largest_byte = 254 - element.max_exponent  # so that every element stays finite in float32
-    low = (floor + 127).clamp(0, largest_byte)
+    # So that every element stays finite in float32, whose largest exponent is 127.
+    largest_byte = min(scale.max_byte, scale.bias + 127 - element.max_exponent)
+    low = (floor + scale.bias).clamp(0, largest_byte)
     if scale_rule != "search":
-        return torch.where(amax_MB1 > 0, (floor + raised[scale_rule] + 127).clamp(0, largest_byte), 0)
-    high = (floor + 128).clamp(0, largest_byte)
+        return torch.where(amax_MB1 > 0, (floor + raised[scale_rule] + scale.bias).clamp(0, largest_byte), 0)
+    high = (floor + scale.bias + 1).clamp(0, largest_byte)
     errors = []
     for byte in (low, high):
-        scale = 2.0 ** (byte.double() - 127)
-        rounded = round_to_element((x_MBJ / scale).to(torch.float32), element).double()
-        errors.append((rounded * scale - x_MBJ).square().sum(dim=-1, keepdim=True))
+        unit = 2.0 ** (byte.double() - scale.bias)
+        rounded = round_to_element((x_MBJ / unit).to(torch.float32), element).double()
+        errors.append((rounded * unit - x_MBJ).square().sum(dim=-1, keepdim=True))
     return torch.where(amax_MB1 > 0, torch.where(errors[1] < errors[0], high, low), 0)
 
 
