@@ -13,6 +13,7 @@ import math
 import platform
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,8 +41,8 @@ from evaluators.session_server import SessionServer, draw_chunks
 from evaluators.streams import BATCH_TOKENS
 from evaluators.subjects import Subject
 from evaluators.worker_host import WorkerHost
+from forge_kernels.ops.routes import Route
 
-ROUTE = "reference-torch/decoded-fp32"
 DISTRIBUTION = "quantforge"
 SMOKE_BLOCKS = 2
 SMOKE_CHUNKS = 2
@@ -137,7 +138,8 @@ class Evaluator:
         result = replace(result, split=split, draw=draw)
         if artifact is not None:
             tokens_CL = self._tokens(split, f"evaluation of artifact {artifact.hash}")
-            chunk_nll = self._score(artifact, tokens_CL)
+            chunk_nll, routes = self._score_artifact(artifact, tokens_CL)
+            result = _with_routes(result, routes)
             if all(map(math.isfinite, chunk_nll)):
                 paired = () if reference is None else self._score_reference(reference, split, tokens_CL)
                 result = replace(
@@ -201,7 +203,7 @@ class Evaluator:
     def full_precision_nll(self, split: Split) -> tuple[float, ...]:
         """Return the full-precision subject's loss per chunk, nats per token; every split is scored once."""
         if split not in self._full_precision:
-            self._full_precision[split] = self._score(None, self._tokens(split, "full-precision subject"))
+            self._full_precision[split] = self._score_subject(self._tokens(split, "full-precision subject"))
         return self._full_precision[split]
 
     def score_artifact(self, artifact_hash: str, split: Split) -> tuple[float, ...]:
@@ -210,7 +212,8 @@ class Evaluator:
         Raises:
             ArtifactError: no such artifact, or one of another subject or contract.
         """
-        return self._score(self.load_artifact(artifact_hash), self._tokens(split, f"artifact {artifact_hash}"))
+        tokens_CL = self._tokens(split, f"artifact {artifact_hash}")
+        return self._score_artifact(self.load_artifact(artifact_hash), tokens_CL)[0]
 
     def has_artifact(self, artifact_hash: str) -> bool:
         """Whether an artifact is kept (its content is checked when it is loaded)."""
@@ -248,7 +251,6 @@ class Evaluator:
             contract=self.contract.name,
             evidence=Evidence(events=tuple(server.events)),
             metered_tokens=server.meter.tokens,
-            route=ROUTE,
             device=str(subject.device),
             versions=runtime_versions(),
             sandbox=self.isolation.name,
@@ -292,28 +294,48 @@ class Evaluator:
         """Score an artifact once per split: scores are deterministic, and a parent is asked for many times."""
         key = (artifact.hash, split)
         if key not in self._references:
-            self._references[key] = self._score(artifact, tokens_CL)
+            self._references[key] = self._score_artifact(artifact, tokens_CL)[0]
         return self._references[key]
 
-    def _score(self, artifact: Artifact | None, tokens_CL: Tensor) -> tuple[float, ...]:
-        """Score an artifact on a pristine subject, or the subject itself, after checks for leaks.
+    def _score_subject(self, tokens_CL: Tensor) -> tuple[float, ...]:
+        """Score the subject itself after checks for leaks.
 
         Raises:
-            SubjectError: the subject itself is not causal, or its losses depend on the batch.
+            SubjectError: it is not causal, or its losses depend on the batch.
+        """
+        leak = find_leak(self.subject.model, tokens_CL, check_batches=True)
+        if leak is not None:
+            raise SubjectError(f"{self.subject.name!r} cannot be scored: {leak}")
+        return score(self.subject.model, tokens_CL, _batch_size(tokens_CL))
+
+    def _score_artifact(self, artifact: Artifact, tokens_CL: Tensor) -> tuple[tuple[float, ...], dict[str, Route]]:
+        """Score an artifact on a pristine subject after checks for leaks; return the losses and each layer's route.
+
+        Raises:
             HostError: the subject is causal, but the quantized model is not: a fault of ours.
         """
-        # On a CPU small batches are as fast as large ones, and a chunk alone is scored the same in any company, bit for bit.
-        batch_size = max(1, BATCH_TOKENS // int(tokens_CL.shape[1])) if tokens_CL.is_cuda else 1
-        if artifact is None:
-            leak = find_leak(self.subject.model, tokens_CL, check_batches=True)
-            if leak is not None:
-                raise SubjectError(f"{self.subject.name!r} cannot be scored: {leak}")
-            return score(self.subject.model, tokens_CL, batch_size)
-        with apply_artifact(artifact, self.subject, self.contract).fully_quantized() as model:
+        streams = apply_artifact(artifact, self.subject, self.contract)
+        with streams.fully_quantized() as model:
             leak = find_leak(model, tokens_CL, check_batches=False)
             if leak is not None:
                 raise HostError(f"artifact {artifact.hash} cannot be scored: {leak}")
-            return score(model, tokens_CL, batch_size)
+            return score(model, tokens_CL, _batch_size(tokens_CL)), streams.routes
+
+
+def _batch_size(tokens_CL: Tensor) -> int:
+    # On a CPU small batches are as fast as large ones, and a chunk alone is scored the same in any company, bit for bit.
+    return max(1, BATCH_TOKENS // int(tokens_CL.shape[1])) if tokens_CL.is_cuda else 1
+
+
+def _with_routes(result: EvaluationResult, routes: dict[str, Route]) -> EvaluationResult:
+    """Return the result with each layer's route in its evidence, and all routes that occur in `route`, the commonest first."""
+    layers = {name: layer | {"route": routes[name]} for name, layer in result.evidence.layers.items()}
+    counts = Counter(routes.values()).most_common()
+    return replace(
+        result,
+        route=", ".join(f"{route} ({count} layers)" for route, count in counts),
+        evidence=replace(result.evidence, layers=layers),
+    )
 
 
 def runtime_versions() -> dict[str, str]:

@@ -2,7 +2,8 @@
 
     y = A(T x) What^T + bias + (x a^T) b^T,    A = encode and decode per token,    What = decode(codes, scales)
 
-The layers of a group read one input, so they share one `GroupActivation`, which transforms and encodes it once.
+The layers of a group read one input, so they share one `GroupActivation`, which transforms and encodes it once. How the product
+is computed, its route, is chosen by the device (`forge_kernels.ops.routes`); in float32 on a CPU, which is the reference.
 
 Legend: N output features, K input features, R rank.
 """
@@ -19,10 +20,12 @@ from torch.nn import functional
 
 from evaluators.installs import Install, coordinates_digest
 from forge_kernels.ops.block_swap import block_gram, fake_quantize_with_swap
-from forge_kernels.ops.decode import decode
+from forge_kernels.ops.encode_activation import EncodedActivation, encode_activation
 from forge_kernels.ops.fake_quantize import fake_quantize
-from forge_kernels.rules import ActivationRule
-from forge_kernels.transforms import BlockMatrix, Diagonal, Permutation, Step, Transform, apply_transform
+from forge_kernels.ops.mxfp4_linear import multiply, prepare_weight
+from forge_kernels.ops.routes import Route, choose_route
+from forge_kernels.rules import ActivationRule, LowRank
+from forge_kernels.transforms import BlockMatrix, Diagonal, Permutation, Step, Transform
 
 
 class _Kept(threading.local):
@@ -30,7 +33,7 @@ class _Kept(threading.local):
 
     source: weakref.ref[Tensor] | None = None
     version: int = -1
-    encoded: Tensor | None = None
+    encoded: EncodedActivation | None = None
     num_reads: int = 0
 
 
@@ -42,9 +45,12 @@ class GroupActivation:
     block. Each thread keeps its own: batches may be scored side by side.
     """
 
-    def __init__(self, transform: Transform, activation: ActivationRule, weights: tuple[Tensor, ...]) -> None:
+    def __init__(
+        self, transform: Transform, activation: ActivationRule, weights: tuple[Tensor, ...], route: Route
+    ) -> None:
         self.transform = transform
         self.activation = activation
+        self.route = route
         self.num_readers = len(weights)
         self.gram_Bij = block_gram(weights) if activation.code_rule == "block_swap" else None
         self._kept = _Kept()
@@ -55,13 +61,19 @@ class GroupActivation:
             return fake_quantize(transformed, scale_rule=self.activation.scale_rule)
         return fake_quantize_with_swap(transformed, self.gram_Bij, scale_rule=self.activation.scale_rule)
 
-    def encode(self, x: Tensor) -> Tensor:
-        """Return ``decode(encode(T x))`` in float32; x is (..., K)."""
+    def encode(self, x: Tensor) -> EncodedActivation:
+        """Return the encoded rows of ``T x``; x is (..., K)."""
         kept = self._kept
         encoded = kept.encoded
         is_known = kept.source is not None and kept.source() is x and kept.version == x._version
         if encoded is None or not is_known:
-            encoded = self.quantize(apply_transform(self.transform, x.to(torch.float32)))
+            encoded = encode_activation(
+                x.reshape(-1, x.shape[-1]),
+                self.route,
+                transform=self.transform,
+                activation=self.activation,
+                gram_Bij=self.gram_Bij,
+            )
             kept.encoded, kept.source, kept.version, kept.num_reads = encoded, weakref.ref(x), x._version, 0
         kept.num_reads += 1
         if kept.num_reads >= self.num_readers:
@@ -75,57 +87,65 @@ class GroupActivation:
 
 
 class QuantizedLinear(nn.Module):
-    """A quantized layer in float32 on the device of its bias or of `device`.
+    """A quantized layer on the device of its bias or of `device`.
 
     Attributes:
-        weight_NK: (N, K) float32, decoded from codes and scales; it stands for ``W T^-1``.
-        a_RK, b_NR: the low-rank branch in float32 (its values are bfloat16), or None.
+        weight: codes and scales, laid out for the layer's route; they stand for ``W T^-1``.
+        branch: the low-rank branch (bfloat16), or None.
         coordinates: digest of transform and activation rule; layers that agree on it may share a `GroupActivation`.
     """
-
-    weight_NK: Tensor
-    a_RK: Tensor | None
-    b_NR: Tensor | None
 
     def __init__(self, install: Install, bias_N: Tensor | None, *, device: torch.device | str = "cpu") -> None:
         super().__init__()
         self.in_features = int(install.weight.codes_NK.shape[1])
         self.out_features = int(install.weight.codes_NK.shape[0])
         self.coordinates = coordinates_digest(install.transform, install.activation)
-        self.register_buffer("weight_NK", decode(install.weight).to(device), persistent=False)
+        self.weight = prepare_weight(install.weight, device=device, route=choose_route(torch.device(device)))
         self.group_activation = GroupActivation(
-            move_transform(install.transform, device), install.activation, (self.weight_NK,)
+            move_transform(install.transform, device), install.activation, (self.weight_NK,), self.route
         )
         branch = install.low_rank
-        a_RK = None if branch is None else branch.a_RK.to(device, torch.float32)
-        b_NR = None if branch is None else branch.b_NR.to(device, torch.float32)
-        self.register_buffer("a_RK", a_RK, persistent=False)
-        self.register_buffer("b_NR", b_NR, persistent=False)
+        self.branch = None if branch is None else LowRank(a_RK=branch.a_RK.to(device), b_NR=branch.b_NR.to(device))
         self.bias = None if bias_N is None else nn.Parameter(bias_N.detach().to(device), requires_grad=False)
+
+    @property
+    def route(self) -> Route:
+        """How this layer's product is computed."""
+        return self.weight.route
+
+    @property
+    def weight_NK(self) -> Tensor:
+        """The decoded weight, (N, K) float32."""
+        return self.weight.decoded()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output for x (..., K), in the dtype of x."""
-        encoded = self.group_activation.encode(x)
-        bias = None if self.bias is None else self.bias.to(torch.float32)
-        y = functional.linear(encoded, self.weight_NK, bias)
-        return self.add_branch(x, y).to(x.dtype)
+        y_MN = multiply(
+            self.group_activation.encode(x),
+            self.weight,
+            x_MK=x.reshape(-1, x.shape[-1]),
+            bias_N=self.bias,
+            low_rank=self.branch,
+            dtype=x.dtype,
+        )
+        return y_MN.reshape(*x.shape[:-1], self.out_features)
 
     def add_branch(self, x: Tensor, y: Tensor) -> Tensor:
         """Return ``y + (x a^T) b^T``, or y itself when the layer has no branch."""
-        if self.a_RK is None or self.b_NR is None:
+        if self.branch is None:
             return y
-        return y + functional.linear(functional.linear(x.to(torch.float32), self.a_RK), self.b_NR)
+        a_RK, b_NR = self.branch.a_RK.to(torch.float32), self.branch.b_NR.to(torch.float32)
+        return y + functional.linear(functional.linear(x.to(torch.float32), a_RK), b_NR)
 
 
 def share_activations(modules: Iterable[QuantizedLinear]) -> None:
-    """Let layers of one group that agree on transform and activation rule transform and encode their input once."""
-    readers: dict[str, list[QuantizedLinear]] = {}
+    """Let layers of one group that agree on transform, activation rule and route transform and encode their input once."""
+    readers: dict[tuple[str, Route], list[QuantizedLinear]] = {}
     for module in modules:
-        readers.setdefault(module.coordinates, []).append(module)
-    for together in readers.values():
+        readers.setdefault((module.coordinates, module.route), []).append(module)
+    for (_, route), together in readers.items():
         own = together[0].group_activation
-        weights = tuple(module.weight_NK for module in together)
-        shared = GroupActivation(own.transform, own.activation, weights)
+        shared = GroupActivation(own.transform, own.activation, tuple(m.weight_NK for m in together), route)
         for module in together:
             module.group_activation = shared
 

@@ -42,7 +42,7 @@ class Evidence:
     layers: by layer name, what was decoded from the artifact: ``digest`` (sha256 of codes, scales, transform, activation
         rule and branch), ``transform`` (list of step kinds, ``hadamard:32`` with its size), ``scale_rule``, ``code_rule``,
         ``rank``, ``bits`` (effective bits of this layer), ``weight_error`` (relative squared error of the decoded weight
-        against ``W T^-1``).
+        against ``W T^-1``), and once the artifact was scored ``route`` (how the layer's product was computed).
     """
 
     events: tuple[dict[str, Any], ...] = ()
@@ -57,6 +57,7 @@ class EvaluationResult:
     """One run of one program on one subject.
 
     chunk_nll: mean negative log-likelihood of each chunk of the scored split, nats per token; empty unless scored.
+    route: how the products of the scored model were computed (`forge_kernels.ops.routes`), with the number of layers of each.
     reference_chunk_nll: the same for an artifact scored beside it (see `Evaluator.evaluate`), else empty.
     """
 

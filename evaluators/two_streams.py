@@ -23,6 +23,7 @@ from evaluators.errors import HostError
 from evaluators.parallel import run_side_by_side
 from evaluators.quantized_linear import QuantizedLinear, share_activations
 from evaluators.session import Group, Stream
+from forge_kernels.ops.routes import Route
 
 CACHE_ARGUMENTS = ("cache", "past_key_values", "past_key_value", "use_cache")
 
@@ -64,6 +65,11 @@ class TwoStreamModel:
     def num_blocks(self) -> int:
         """Number of decoder blocks."""
         return len(self.map.block_modules)
+
+    @property
+    def routes(self) -> dict[str, Route]:
+        """How each installed layer's product is computed, by layer name."""
+        return {name: module.route for name, module in self.installed.items()}
 
     def install(self, layer_name: str, module: QuantizedLinear) -> None:
         """Put a quantized layer into the quantized stream."""

@@ -13,7 +13,7 @@ import torch
 from evaluators.artifact import Artifact, ArtifactError
 from evaluators.contract import MXFP4_W4A4
 from evaluators.corpora import Corpus, corpus_from_tensors
-from evaluators.evaluator import ROUTE, Evaluator
+from evaluators.evaluator import Evaluator
 from evaluators.limits import Limits
 from evaluators.results import Outcome
 from evaluators.sandbox import NoIsolation
@@ -107,7 +107,11 @@ def test_a_program_is_scored_from_its_artifact(evaluator: Evaluator, subject: Su
     assert result.tokens_per_chunk == 23
     assert result.reference_chunk_nll == ()
     assert (result.contract, result.contract_class, result.effective_bits) == ("mxfp4-w4a4/1", "online", 4.25)
-    assert (result.route, result.device, result.sandbox) == (ROUTE, "cpu", "none")
+    assert (result.route, result.device, result.sandbox) == (
+        f"float32 ({len(subject.map.layers)} layers)",
+        "cpu",
+        "none",
+    )
     assert set(result.versions) == {"torch", "transformers", "python", "quantforge"}
     assert 0 < result.metered_tokens <= 8 * 4 * 24
     assert "from the log" in result.program_log
@@ -117,6 +121,7 @@ def test_a_program_is_scored_from_its_artifact(evaluator: Evaluator, subject: Su
     assert list(layers) == [layer.name for layer in subject.map.layers]
     assert layers["blocks.1.up"]["transform"] == ["hadamard:32"]
     assert layers["blocks.1.up"]["bits"] == 4.25
+    assert layers["blocks.1.up"]["route"] == "float32"
     assert 0.001 < layers["blocks.1.up"]["weight_error"] < 0.03
     operations = [event["op"] for event in result.evidence.events]
     assert operations[:3] == ["second_moment", "weight", "install"]

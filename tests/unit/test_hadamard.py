@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forge_kernels.ops.hadamard import hadamard, hadamard_matrix
+from forge_kernels.ops.hadamard import hadamard, hadamard_butterflies, hadamard_matrix
 
 SIZES = [2, 4, 8, 16, 32, 64, 128, 256, 512]
 
@@ -22,6 +22,17 @@ def test_every_run_is_multiplied_by_the_sylvester_matrix(size: int) -> None:
     expected = torch.cat((x_MK[:, :size] @ sylvester(size), x_MK[:, size:] @ sylvester(size)), dim=1)
     torch.testing.assert_close(hadamard(x_MK, size), expected, rtol=0, atol=1e-13)
     torch.testing.assert_close(hadamard_matrix(size, torch.float64), sylvester(size), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_butterflies_are_within_their_stated_error(size: int) -> None:
+    x_MK = torch.randn(5, 2 * size, generator=torch.Generator().manual_seed(size))
+    exact = torch.cat((x_MK[:, :size].double() @ sylvester(size), x_MK[:, size:].double() @ sylvester(size)), dim=1)
+    sums_MR1 = x_MK.abs().double().view(5, 2, size).sum(dim=-1, keepdim=True)
+    bound = ((size.bit_length()) * 2.0**-24 * sums_MR1 / size**0.5).expand(5, 2, size).reshape(5, -1)
+    worst = ((hadamard_butterflies(x_MK, size).double() - exact).abs() / bound).amax()
+    assert worst <= 1, f"{float(worst)} times the bound"
+    assert torch.equal(hadamard_butterflies(x_MK[2:3], size), hadamard_butterflies(x_MK, size)[2:3])
 
 
 @pytest.mark.parametrize("size", SIZES)

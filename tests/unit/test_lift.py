@@ -10,7 +10,7 @@ from torch import Tensor
 
 from forge_kernels.ops.decode import decode
 from forge_kernels.ops.encode import encode
-from forge_kernels.ops.lift import LIFT_ELEMENTS, LiftElement, lift, lowered
+from forge_kernels.ops.lift import LIFT_ELEMENTS, LiftElement, least_exact_shift, lift, lowered
 from forge_kernels.rules import SCALE_RULES, Encoded, ScaleRule
 from tests.mxfp4_oracle import assert_same_bits
 
@@ -39,9 +39,10 @@ def test_every_code_is_exact_over_the_whole_span(element: LiftElement, top: int)
 def test_one_octave_further_is_detected(element: LiftElement) -> None:
     encoded = every_code([0, -SPAN[element] - 1])
     assert lift(encoded, element=element).is_exact_M.tolist() == [False]
-    without_halves = Encoded(codes_NK=encoded.codes_NK.clone(), scales_NB=encoded.scales_NB)
-    without_halves.codes_NK[0, 32:] = 7  # 6 is exact one octave below the range of 0.5
-    assert lift(without_halves, element=element).is_exact_M.tolist() == [True]
+    without_codes = Encoded(codes_NK=encoded.codes_NK.clone(), scales_NB=encoded.scales_NB)
+    without_codes.codes_NK[0, 32:] = 0
+    assert lift(without_codes, element=element).is_exact_M.tolist() == [True]
+    assert least_exact_shift(element) == LIFT_ELEMENTS[element][2] - SPAN[element]
 
 
 def wide(rows: int, blocks: int, octaves: float, seed: int) -> Tensor:
@@ -58,14 +59,15 @@ def test_the_bound_holds_beyond_the_range(element: LiftElement, scale_rule: Scal
     exact = decode(encoded).double()
     error = (lowered(lifted).double() - exact).abs()
     small, _, largest_shift = LIFT_ELEMENTS[element]
-    bound = small.smallest / 2 * 2.0 ** lifted.exponents_M.double()
+    bound = small.smallest / 2 * lifted.scales_M.double()
     worst = (error / bound[:, None]).amax()
     assert worst <= 1, f"{float(worst)} times the bound"
     share = (error.amax(dim=1) / exact.abs().amax(dim=1)).amax()
     assert float(share) <= {"e4m3": 2.0**-17, "e5m2": 2.0**-31}[element]
     assert not lifted.is_exact_M.any()
-    assert torch.equal(lifted.is_exact_M, (error == 0).all(dim=1))
-    assert torch.equal(lifted.exponents_M, encoded.scales_NB.amax(dim=1).int() - 127 - largest_shift)
+    assert not (error > 0).any(dim=1)[lifted.is_exact_M].any()
+    reference_M = encoded.scales_NB.amax(dim=1).double() - 127 - largest_shift
+    assert torch.equal(lifted.scales_M.double(), 2.0**reference_M)
 
 
 @pytest.mark.parametrize("element", ELEMENTS)
@@ -74,7 +76,7 @@ def test_the_product_of_lifted_operands_is_the_mxfp4_product(element: LiftElemen
     a, b = lift(x, element=element), lift(w)
     assert bool(a.is_exact_M.all() & b.is_exact_M.all())
     product = a.values_MK.double() @ b.values_MK.double().T
-    scale = 2.0 ** (a.exponents_M[:, None] + b.exponents_M).double()
+    scale = a.scales_M[:, None].double() * b.scales_M.double()
     wanted = decode(x).double() @ decode(w).double().T
     torch.testing.assert_close(product * scale, wanted, rtol=1e-12, atol=0.0)
 

@@ -1,4 +1,4 @@
-"""The Triton kernel that lifts activations against its reference, bit for bit."""
+"""The Triton kernels that lift activations and packed codes against their reference, bit for bit."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from forge_kernels.ops.encode import encode
-from forge_kernels.ops.lift import LiftElement, lift
-from forge_kernels.ops.lift_kernel import MAX_COLUMNS, encode_lifted_triton
+from forge_kernels.ops.hadamard import hadamard_butterflies
+from forge_kernels.ops.lift import Lifted, LiftElement, lift
+from forge_kernels.ops.lift_kernel import MAX_COLUMNS, encode_lifted_triton, lift_packed_triton
+from forge_kernels.ops.pack import pack
 from forge_kernels.rules import SCALE_RULES, ScaleRule
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from tests.kernel_cases import DEVICE, assert_equal
 
 
 def rows_of_many_octaves(rows: int, columns: int, octaves: float, dtype: torch.dtype) -> Tensor:
@@ -22,18 +23,20 @@ def rows_of_many_octaves(rows: int, columns: int, octaves: float, dtype: torch.d
     return x.flatten(1).to(dtype)
 
 
-def assert_same(x: Tensor, scale_rule: ScaleRule, element: LiftElement) -> None:
-    got = encode_lifted_triton(x.to(DEVICE), scale_rule, element)
-    wanted = lift(encode(x, scale_rule=scale_rule), element=element)
-    assert torch.equal(got.exponents_M.cpu(), wanted.exponents_M)
-    assert torch.equal(got.is_exact_M.cpu(), wanted.is_exact_M)
+def assert_same_lift(got: Lifted, wanted: Lifted) -> None:
+    assert_equal(got.scales_M, wanted.scales_M, "row scale")
+    assert_equal(got.is_exact_M, wanted.is_exact_M, "whether a row is exact")
     # Minus zero, where a negative value is rounded away, is as good as zero in a product.
-    ours, theirs = got.values_MK.cpu().float(), wanted.values_MK.float()
-    bad = (ours != theirs).nonzero()
-    where = tuple(bad[0].tolist()) if len(bad) else ()
-    assert not len(bad), (
-        f"value at {where}: {float(ours[where])} in place of {float(theirs[where])} ({len(bad)} differ)"
-    )
+    assert_equal(got.values_MK.cpu().float(), wanted.values_MK.float(), "value")
+
+
+def assert_same(x: Tensor, scale_rule: ScaleRule, element: LiftElement, *, hadamard_size: int = 1) -> None:
+    transformed = x.float() if hadamard_size == 1 else hadamard_butterflies(x, hadamard_size)
+    encoded = encode(transformed, scale_rule=scale_rule)
+    wanted = lift(encoded, element=element)
+    assert_same_lift(encode_lifted_triton(x.to(DEVICE), scale_rule, element, hadamard_size=hadamard_size), wanted)
+    packed = pack(encoded.codes_NK).to(DEVICE), encoded.scales_NB.to(DEVICE)
+    assert_same_lift(lift_packed_triton(*packed, element), wanted)
 
 
 @pytest.mark.parametrize("scale_rule", SCALE_RULES)
@@ -44,11 +47,41 @@ def test_it_has_the_bits_of_the_reference(scale_rule: ScaleRule, element: LiftEl
         assert_same(rows_of_many_octaves(rows, columns, 8.0, dtype), scale_rule, element)
 
 
+@pytest.mark.parametrize("size", [16, 32, 64, 512])
+def test_after_a_hadamard_transform(size: int) -> None:
+    assert_same(rows_of_many_octaves(5, 1536, 8.0, torch.bfloat16), "even", "e4m3", hadamard_size=size)
+
+
 @pytest.mark.parametrize("element", ["e4m3", "e5m2"])
 def test_rows_beyond_the_range_are_flagged_and_rounded_alike(element: LiftElement) -> None:
     x = rows_of_many_octaves(9, 1024, 44.0, torch.float32)
     assert not encode_lifted_triton(x.to(DEVICE), "even", element).is_exact_M[1:].any()
     assert_same(x, "even", element)
+
+
+@pytest.mark.parametrize("magnitude", [1e-38, 3e-45, 1e38])
+def test_rows_at_the_ends_of_float32(magnitude: float) -> None:
+    x = rows_of_many_octaves(6, 128, 2.0, torch.float32).clamp(-3, 3) * magnitude
+    assert_same(x, "even", "e4m3")
+    assert_same(x, "even", "e5m2")
+
+
+def test_halves_come_one_after_the_other() -> None:
+    x = rows_of_many_octaves(4, 160, 4.0, torch.float32).to(DEVICE)
+    plain, halves = encode_lifted_triton(x, "even"), encode_lifted_triton(x, "even", in_halves=True)
+    wanted = plain.values_MK.float().view(4, 5, 4, 2, 4).transpose(2, 3).reshape(4, 160)
+    assert_equal(halves.values_MK.float(), wanted, "value")
+    assert_equal(halves.scales_M, plain.scales_M, "row scale")
+
+
+def test_rows_that_are_not_finite_get_a_scale_that_is_none() -> None:
+    x = rows_of_many_octaves(4, 96, 2.0, torch.float32)
+    x[1, 5], x[3, 95] = torch.nan, torch.inf
+    assert encode_lifted_triton(x.to(DEVICE), "even").scales_M.isnan().tolist() == [False, True, False, True]
+    encoded = encode(torch.ones(2, 64))
+    encoded.scales_NB[1, 1] = 255
+    lifted = lift_packed_triton(pack(encoded.codes_NK).to(DEVICE), encoded.scales_NB.to(DEVICE))
+    assert lifted.scales_M.isnan().tolist() == [False, True]
 
 
 def test_strided_rows_empty_tensors_and_long_rows() -> None:

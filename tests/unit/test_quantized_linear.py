@@ -26,9 +26,9 @@ from forge_kernels import (
     decode,
     encode,
     encode_with_swap,
-    fake_quantize,
     transform_weight,
 )
+from forge_kernels.ops.encode_activation import EncodedActivation
 from forge_kernels.rules import CODE_RULES, CodeRule
 from forge_kernels.transforms import Transform
 
@@ -99,13 +99,13 @@ def test_close_to_the_full_precision_layer_in_every_coordinate_system() -> None:
 @pytest.fixture
 def encodings(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     calls: list[Tensor] = []
-    original = fake_quantize
+    original = quantized_linear.encode_activation
 
-    def count(x: Tensor, **rule: Any) -> Tensor:
+    def count(x: Tensor, *route: Any, **rest: Any) -> EncodedActivation:
         calls.append(x)
-        return original(x, **rule)
+        return original(x, *route, **rest)
 
-    monkeypatch.setattr(quantized_linear, "fake_quantize", count)
+    monkeypatch.setattr(quantized_linear, "encode_activation", count)
     return calls
 
 

@@ -12,20 +12,21 @@ Rows that span more than 15 (E4M3) or 29 (E5M2) octaves are not exact: their sma
 and are rounded to nearest. The error of an element is at most half the smallest subnormal, ``2^(r - d_max - 10)`` for E4M3 and
 ``2^(r - d_max - 17)`` for E5M2. Under every scale rule a row whose blocks differ holds an element of at least ``2 2^r`` (the
 largest magnitude is never less than twice its scale), so that is at most 2^-17 (E4M3) or 2^-31 (E5M2) of the row's largest
-magnitude. `Lifted.is_exact_M` says which rows these are.
+magnitude. `Lifted.is_exact_M` says which rows these may be.
 
 Legend: M rows, K elements per row, B = K / 32 blocks.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import torch
 from torch import Tensor
 
-from forge_kernels.formats import E4M3, E5M2, E8M0, FloatElement
+from forge_kernels.formats import E2M1, E4M3, E5M2, E8M0, FloatElement
 from forge_kernels.ops._arithmetic import split_runs
 from forge_kernels.ops.decode import decode_codes
 from forge_kernels.ops.encode import require_no_nan_scale
@@ -44,13 +45,18 @@ LIFT_ELEMENTS: Final[dict[LiftElement, tuple[FloatElement, torch.dtype, int]]] =
 class Lifted:
     """An MXFP4 matrix as FP8.
 
-    values_MK: (M, K) float8. exponents_M: (M,) int32; row m stands for ``values_MK[m] * 2^exponents_M[m]``.
-    is_exact_M: (M,) bool, False where a value had to be rounded.
+    values_MK: (M, K) float8. scales_M: (M,) float32 powers of two; row m stands for ``values_MK[m] * scales_M[m]``.
+    is_exact_M: (M,) bool, False where a block lies below the range, so that values of it may have been rounded.
     """
 
     values_MK: Tensor
-    exponents_M: Tensor
+    scales_M: Tensor
     is_exact_M: Tensor
+
+
+def least_exact_shift(element: LiftElement) -> int:
+    """Return the smallest d for which E2M1 values times 2^d are exact: -8 for E4M3, -15 for E5M2."""
+    return round(math.log2(LIFT_ELEMENTS[element][0].smallest / E2M1.smallest))
 
 
 def lift(encoded: Encoded, *, element: LiftElement = "e4m3") -> Lifted:
@@ -75,18 +81,19 @@ def lift_reference(encoded: Encoded, *, element: LiftElement = "e4m3") -> Lifted
     is_used_MB = (unscaled_MBJ != 0).any(dim=-1)
     lowest = -E8M0.bias
     reference_M1 = torch.where(is_used_MB, exponent_MB, lowest).amax(dim=1, keepdim=True)
+    shift_MB = exponent_MB - reference_M1 + largest_shift
     # Further down everything rounds to zero, and the shift stays within float32.
-    shift_MB = (exponent_MB - reference_M1 + largest_shift).clamp(min=-64, max=largest_shift)
-    wanted_MBJ = torch.ldexp(unscaled_MBJ, shift_MB.unsqueeze(-1))
-    rounded_MBJ = round_to_element(wanted_MBJ, small)
+    clamped_MB1 = shift_MB.clamp(min=-64, max=largest_shift).unsqueeze(-1)
+    rounded_MBJ = round_to_element(torch.ldexp(unscaled_MBJ, clamped_MB1), small)
     codes_MK = codes_of_element(rounded_MBJ, small).flatten(-2)
+    one_M = torch.ones(len(reference_M1), device=reference_M1.device)
     return Lifted(
         values_MK=codes_MK.to(torch.uint8).view(dtype),
-        exponents_M=reference_M1.squeeze(1) - largest_shift,
-        is_exact_M=(rounded_MBJ == wanted_MBJ).flatten(1).all(dim=1),
+        scales_M=torch.ldexp(one_M, reference_M1.squeeze(1) - largest_shift),
+        is_exact_M=((shift_MB >= least_exact_shift(element)) | ~is_used_MB).all(dim=1),
     )
 
 
 def lowered(lifted: Lifted) -> Tensor:
     """Return the values that a lifted matrix stands for, (M, K) float32."""
-    return torch.ldexp(lifted.values_MK.to(torch.float32), lifted.exponents_M.unsqueeze(1))
+    return lifted.values_MK.to(torch.float32) * lifted.scales_M.unsqueeze(1)

@@ -1,9 +1,10 @@
-"""Triton kernel beside `forge_kernels.ops.lift`: an activation, from bf16 to the FP8 operand of a product, in one pass.
+"""Triton kernels beside `forge_kernels.ops.lift`: the FP8 operand of a product, in one pass.
 
-A program holds whole rows, because the reference exponent of a row needs all of its blocks. What lies below the range of FP8 is
-rounded here, by an addition: the conversion that follows is exact, on hardware and in the interpreter alike.
+From an activation, transformed and encoded on the way, or from packed codes.
 
-Legend: R rows and C columns of a tile (C all columns, padded to a power of two), B = C / 32 blocks, J = 32.
+A program holds whole rows, because the reference exponent of a row needs all of its blocks.
+
+Legend: R rows of a tile, P blocks per row, padded to a power of two, tile (N = R P, C, E) as in `forge_kernels.ops._device`.
 """
 
 from __future__ import annotations
@@ -13,71 +14,206 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forge_kernels.ops.encode_kernel import inverse_scale_of_bytes, rounded, scale_bytes, widen
-from forge_kernels.ops.lift import LIFT_ELEMENTS, Lifted, LiftElement
+from forge_kernels.formats import E8M0
+from forge_kernels.ops._device import (
+    amax_bits,
+    hadamard_tile,
+    inverse_scale_of_bytes,
+    is_interpreted,
+    load_blocks,
+    rounded,
+    scale_bytes,
+)
+from forge_kernels.ops.encode_kernel import hadamard_arguments, tile_arguments
+from forge_kernels.ops.lift import LIFT_ELEMENTS, Lifted, LiftElement, least_exact_shift
 from forge_kernels.rules import SCALE_RULES, ScaleRule
 
 MAX_COLUMNS = 32768
 """Longest row that one program holds."""
+_LEAST_BLOCKS = 128
+"""Blocks of a tile, at least: one for every thread."""
 
 
 @triton.jit
-def _lift_kernel(
-    x_ptr, values_ptr, exponents_ptr, is_exact_ptr, num_rows, num_columns, row_stride,
-    RULE: tl.constexpr, LARGEST_SHIFT: tl.constexpr, SMALLEST_INVERSE: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
-):  # fmt: skip
-    B: tl.constexpr = C // 32
-    row_R = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
-    column_C = tl.arange(0, C)
-    inside_RC = (row_R < num_rows)[:, None] & (column_C < num_columns)[None, :]
-    x_RC = widen(tl.load(x_ptr + row_R[:, None] * row_stride + column_C[None, :], mask=inside_RC, other=0.0))
-    x_RBJ = tl.reshape(x_RC, (R, B, 32))
-    bytes_RB = scale_bytes(x_RBJ, RULE, R, B)
-    value_RBJ = rounded(x_RBJ * inverse_scale_of_bytes(bytes_RB)[:, :, None])
-    exponent_RB = bytes_RB - 127
-    is_used_RB = tl.max(tl.abs(value_RBJ), axis=2) > 0
-    reference_R = tl.max(tl.where(is_used_RB, exponent_RB, -127), axis=1)
-    shift_RB = tl.minimum(tl.maximum(exponent_RB - reference_R[:, None] + LARGEST_SHIFT, -64), LARGEST_SHIFT)
-    power_RB = ((shift_RB + 127) << 23).to(tl.float32, bitcast=True)
-    lifted_RC = tl.reshape(value_RBJ * power_RB[:, :, None], (R, C))
-    # Above the smallest subnormal every value has at most one bit behind the leading one, which FP8 holds.
-    units_RC = lifted_RC * SMALLEST_INVERSE
-    whole_RC = tl.where(tl.abs(units_RC) < 16.0, (units_RC + 12582912.0) - 12582912.0, units_RC)
-    is_rounded_RC = units_RC != whole_RC
-    tl.store(exponents_ptr + row_R, reference_R - LARGEST_SHIFT, mask=row_R < num_rows)
-    tl.store(is_exact_ptr + row_R, tl.max(is_rounded_RC.to(tl.int32), axis=1) == 0, mask=row_R < num_rows)
-    tl.store(
-        values_ptr + row_R[:, None] * num_columns + column_C[None, :],
-        (whole_RC * (1 / SMALLEST_INVERSE)).to(values_ptr.dtype.element_ty),
-        mask=inside_RC,
+def _blocks_of_rows(row_R, num_rows, blocks_per_row, R: tl.constexpr, P: tl.constexpr):
+    """Return the numbers of the blocks of some rows, (R P,); for what pads them a number beyond the last."""
+    block_P = tl.arange(0, P)
+    inside_RP = (row_R < num_rows)[:, None] & (block_P < blocks_per_row)[None, :]
+    return tl.reshape(
+        tl.where(inside_RP, row_R[:, None] * blocks_per_row + block_P[None, :], num_rows * blocks_per_row), (R * P,)
     )
 
 
-def encode_lifted_triton(x_MK: Tensor, scale_rule: ScaleRule, element: LiftElement = "e4m3") -> Lifted:
-    """Return ``lift(encode(x))`` of a 2-D tensor with contiguous rows.
+@triton.jit
+def _power_of_two(exponent):
+    """Return ``2^exponent`` in float32 for int32 exponents from -149 to 127."""
+    normal = tl.maximum(exponent, -126)
+    rest = exponent - normal
+    return ((normal + 127) << 23).to(tl.float32, bitcast=True) * ((rest + 127) << 23).to(tl.float32, bitcast=True)
 
-    Nothing is checked but the length of the rows: blocks with a NaN or an infinity give some values.
+
+@triton.jit
+def _store_lifted(
+    value_NJ, bytes_N, is_used_N, is_finite_N, is_inside_N, block_N, row_R, values_ptr, scales_ptr, is_exact_ptr, num_rows,
+    LARGEST_SHIFT: tl.constexpr, LEAST_SHIFT: tl.constexpr, SMALLEST_INVERSE: tl.constexpr,
+    ROUNDS_FIRST: tl.constexpr, IN_HALVES: tl.constexpr, R: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    reference_R = tl.max(tl.reshape(tl.where(is_used_N, bytes_N, 0), (R, P)), axis=1)
+    shift_RP = tl.reshape(bytes_N, (R, P)) - reference_R[:, None] + LARGEST_SHIFT
+    is_exact_RP = (shift_RP >= LEAST_SHIFT) | tl.reshape(is_used_N == 0, (R, P))
+    power_RP = ((tl.minimum(tl.maximum(shift_RP, -64), LARGEST_SHIFT) + 127) << 23).to(tl.float32, bitcast=True)
+    lifted_NJ = value_NJ * tl.reshape(power_RP, (R * P,))[:, None]
+    if ROUNDS_FIRST:
+        # The interpreter's conversion does not round, so nothing is left to it; the hardware's rounds to nearest even.
+        units_NJ = lifted_NJ * SMALLEST_INVERSE
+        units_NJ = tl.where(tl.abs(units_NJ) < 16.0, (units_NJ + 12582912.0) - 12582912.0, units_NJ)
+        lifted_NJ = units_NJ * (1 / SMALLEST_INVERSE)
+    is_finite_R = tl.min(tl.reshape(is_finite_N.to(tl.int32), (R, P)), axis=1) > 0
+    scale_R = tl.where(is_finite_R, _power_of_two(reference_R - (127 + LARGEST_SHIFT)), float("nan"))
+    tl.store(scales_ptr + row_R, scale_R, mask=row_R < num_rows)
+    tl.store(is_exact_ptr + row_R, tl.min(is_exact_RP.to(tl.int32), axis=1) > 0, mask=row_R < num_rows)
+    if IN_HALVES:
+        # Codes 0 to 3 of every word of eight, then codes 4 to 7.
+        lifted_NJ = tl.reshape(tl.permute(tl.reshape(lifted_NJ, (R * P, 4, 2, 4)), (0, 2, 1, 3)), (R * P, 32))
+    # Two stores of 16 bytes per block, so that a thread keeps its block.
+    lifted_N2H = tl.reshape(lifted_NJ.to(values_ptr.dtype.element_ty), (R * P, 2, 16))
+    place_12H = tl.arange(0, 2)[None, :, None] * 16 + tl.arange(0, 16)[None, None, :]
+    start_N11 = (block_N.to(tl.int64) * 32)[:, None, None]
+    tl.store(values_ptr + (start_N11 + place_12H), lifted_N2H, mask=is_inside_N[:, None, None])
+
+
+@triton.jit
+def _encode_lifted_kernel(
+    x_ptr, diagonal_ptr, values_ptr, scales_ptr, is_exact_ptr, num_rows, num_blocks, blocks_per_row, row_stride,
+    RULE: tl.constexpr, HAS_DIAGONAL: tl.constexpr, SIZE: tl.constexpr, NORM: tl.constexpr,
+    LARGEST_SHIFT: tl.constexpr, LEAST_SHIFT: tl.constexpr, SMALLEST_INVERSE: tl.constexpr,
+    ROUNDS_FIRST: tl.constexpr, IN_HALVES: tl.constexpr, R: tl.constexpr, P: tl.constexpr,
+    N: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
+):  # fmt: skip
+    row_R = tl.program_id(0) * R + tl.arange(0, R)
+    block_N = _blocks_of_rows(row_R, num_rows, blocks_per_row, R, P)
+    x_NCE = load_blocks(x_ptr, diagonal_ptr, block_N, num_blocks, blocks_per_row, row_stride, HAS_DIAGONAL, N, C, E)
+    if SIZE > 1:
+        x_NCE = hadamard_tile(x_NCE, SIZE, NORM, N, C, E)
+    x_NJ = tl.reshape(x_NCE, (N, 32))
+    bits_N = amax_bits(x_NJ, N, SIZE)
+    bytes_N = scale_bytes(x_NJ, bits_N, RULE, N)
+    inverse_N = inverse_scale_of_bytes(bytes_N)
+    value_NJ = rounded(x_NJ * inverse_N[:, None])
+    is_used_N = rounded(bits_N.to(tl.float32, bitcast=True) * inverse_N) > 0
+    _store_lifted(
+        value_NJ, bytes_N, is_used_N, bits_N < 0x7F800000, block_N < num_blocks, block_N, row_R,
+        values_ptr, scales_ptr, is_exact_ptr, num_rows,
+        LARGEST_SHIFT, LEAST_SHIFT, SMALLEST_INVERSE, ROUNDS_FIRST, IN_HALVES, R, P,
+    )  # fmt: skip
+
+
+@triton.jit
+def _lift_packed_kernel(
+    packed_ptr, bytes_ptr, values_ptr, scales_ptr, is_exact_ptr, num_rows, blocks_per_row,
+    LARGEST_SHIFT: tl.constexpr, LEAST_SHIFT: tl.constexpr, SMALLEST_INVERSE: tl.constexpr,
+    ROUNDS_FIRST: tl.constexpr, R: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    row_R = tl.program_id(0) * R + tl.arange(0, R)
+    block_N = _blocks_of_rows(row_R, num_rows, blocks_per_row, R, P)
+    is_inside_N = block_N < num_rows * blocks_per_row
+    bytes_N = tl.load(bytes_ptr + block_N, mask=is_inside_N, other=0).to(tl.int32)
+    place_NH = block_N.to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    packed_NH = tl.load(packed_ptr + place_NH, mask=is_inside_N[:, None], other=0).to(tl.uint32)
+    codes_NJ = tl.reshape(tl.join(packed_NH & 15, packed_NH >> 4), (R * P, 32))
+    bits_NJ = ((codes_NJ & 7) << 22) | ((codes_NJ & 8) << 28)
+    value_NJ = bits_NJ.to(tl.float32, bitcast=True) * 8.507059173023462e37  # 2^126
+    _store_lifted(
+        value_NJ, bytes_N, tl.max(packed_NH, axis=1) > 0, bytes_N < 255, is_inside_N, block_N, row_R,
+        values_ptr, scales_ptr, is_exact_ptr, num_rows,
+        LARGEST_SHIFT, LEAST_SHIFT, SMALLEST_INVERSE, ROUNDS_FIRST, False, R, P,
+    )  # fmt: skip
+
+
+def encode_lifted_triton(
+    x_MK: Tensor,
+    scale_rule: ScaleRule,
+    element: LiftElement = "e4m3",
+    *,
+    diagonal_K: Tensor | None = None,
+    hadamard_size: int = 1,
+    in_halves: bool = False,
+) -> Lifted:
+    """Return ``lift(encode(T x))`` of a 2-D tensor with contiguous rows; T as in `encode_packed_triton`.
+
+    in_halves: of each block, elements 0-3, 8-11, 16-19 and 24-27 come first, which is how `matrix_rows_triton` reads them.
+
+    Nothing is checked but the length of the rows: rows with a NaN or an infinity get the scale NaN.
 
     Raises:
         ValueError: rows longer than `MAX_COLUMNS`.
     """
-    num_rows, num_columns = x_MK.shape
+    lifted = _empty_lifted(len(x_MK), x_MK.shape[1], element, x_MK.device)
+    if x_MK.numel():
+        rows, padded = _rows_and_blocks(x_MK.shape[1])
+        tile = tile_arguments(x_MK, rows * padded)
+        num_blocks, blocks_per_row = x_MK.numel() // 32, x_MK.shape[1] // 32
+        _encode_lifted_kernel[(triton.cdiv(len(x_MK), rows),)](
+            x_MK, x_MK if diagonal_K is None else diagonal_K, lifted.values_MK, lifted.scales_M, lifted.is_exact_M,
+            len(x_MK), num_blocks, blocks_per_row, x_MK.stride(0),
+            RULE=SCALE_RULES.index(scale_rule), HAS_DIAGONAL=diagonal_K is not None, **hadamard_arguments(hadamard_size),
+            **_lift_arguments(element), ROUNDS_FIRST=is_interpreted(_encode_lifted_kernel), IN_HALVES=in_halves,
+            R=rows, P=padded, **tile,
+            num_warps=_num_warps(rows * padded), enable_fp_fusion=False,
+        )  # fmt: skip
+    return lifted
+
+
+def lift_packed_triton(packed_MH: Tensor, scales_MB: Tensor, element: LiftElement = "e4m3") -> Lifted:
+    """Return the FP8 operand of packed codes (M, K / 2) and scale bytes (M, K / 32), both uint8 and contiguous.
+
+    Rows with a scale byte 255 get the scale NaN.
+
+    Raises:
+        ValueError: rows longer than `MAX_COLUMNS`.
+    """
+    num_rows, blocks_per_row = scales_MB.shape
+    lifted = _empty_lifted(num_rows, blocks_per_row * 32, element, packed_MH.device)
+    if packed_MH.numel():
+        rows, padded = _rows_and_blocks(blocks_per_row * 32)
+        _lift_packed_kernel[(triton.cdiv(num_rows, rows),)](
+            packed_MH, scales_MB, lifted.values_MK, lifted.scales_M, lifted.is_exact_M, num_rows, blocks_per_row,
+            **_lift_arguments(element), ROUNDS_FIRST=is_interpreted(_lift_packed_kernel), R=rows, P=padded,
+            num_warps=_num_warps(rows * padded), enable_fp_fusion=False,
+        )  # fmt: skip
+    return lifted
+
+
+def _empty_lifted(num_rows: int, num_columns: int, element: LiftElement, device: torch.device) -> Lifted:
     if not 0 < num_columns <= MAX_COLUMNS:
         raise ValueError(
             f"cannot lift rows of {num_columns} elements at once, they are none or too long; at most {MAX_COLUMNS}"
         )
-    small, dtype, largest_shift = LIFT_ELEMENTS[element]
-    lifted = Lifted(
-        values_MK=torch.empty(num_rows, num_columns, dtype=dtype, device=x_MK.device),
-        exponents_M=torch.empty(num_rows, dtype=torch.int32, device=x_MK.device),
-        is_exact_M=torch.empty(num_rows, dtype=torch.bool, device=x_MK.device),
+    return Lifted(
+        values_MK=torch.empty(num_rows, num_columns, dtype=LIFT_ELEMENTS[element][1], device=device),
+        scales_M=torch.empty(num_rows, dtype=torch.float32, device=device),
+        is_exact_M=torch.empty(num_rows, dtype=torch.bool, device=device),
     )
-    if x_MK.numel():
-        width = triton.next_power_of_2(num_columns)
-        rows = max(1, 4096 // width)
-        _lift_kernel[(triton.cdiv(num_rows, rows),)](
-            x_MK, lifted.values_MK, lifted.exponents_M, lifted.is_exact_M, num_rows, num_columns, x_MK.stride(0),
-            RULE=SCALE_RULES.index(scale_rule), LARGEST_SHIFT=largest_shift, SMALLEST_INVERSE=1 / small.smallest,
-            R=rows, C=width,
-        )  # fmt: skip
-    return lifted
+
+
+def _lift_arguments(element: LiftElement) -> dict[str, float]:
+    small, _, largest_shift = LIFT_ELEMENTS[element]
+    return {
+        "LARGEST_SHIFT": largest_shift,
+        "LEAST_SHIFT": least_exact_shift(element),
+        "SMALLEST_INVERSE": 1 / small.smallest,
+    }
+
+
+def _rows_and_blocks(num_columns: int) -> tuple[int, int]:
+    """Return how many rows a tile holds and to how many blocks each is padded."""
+    padded = triton.next_power_of_2(num_columns // 32)
+    return max(1, _LEAST_BLOCKS // padded), padded
+
+
+def _num_warps(blocks: int) -> int:
+    """A block per thread, as far as a program may have threads."""
+    return max(1, min(16, blocks // 32))
+
+
+assert E8M0.bias == 127, "the kernels write it as a number"

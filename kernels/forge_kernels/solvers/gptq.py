@@ -1,16 +1,17 @@
 """GPTQ under static MXFP4 scales: choose the codes of a weight one input channel at a time.
 
-Minimizes ``tr((What - W) H (What - W)^T)`` greedily. With ``H + damping = R R^T``, R upper triangular, U = R^-1 is the
-upper Cholesky factor of the damped inverse, and for input channels j in order
+Minimizes ``tr((What - W) H (What - W)^T)`` greedily. With ``H + damping = R R^T``, R upper triangular, and D = W - What,
+component j of a row of ``D R`` holds nothing of the channels after j. For input channels j in order, what makes it smallest is
 
-    q_j = nearest code of w_j;    e_j = w_j - q_j;    w_l -= e_j U_jl / U_jj  for every l > j
+    q_j = nearest code of w_j + sum_{l < j} d_l R_lj / R_jj;    d_j = w_j - q_j
 
-so that channels not yet encoded make up for the error of those that are. Scales are static: a block of 32 channels
-keeps the scale that its given weights call for, whatever the updates do to them and in whatever order its channels
-come; that is what lets channels be taken in descending order of their second moment.
+The usual form hands the error of j on to all later channels by row j of R^-1, and chooses the same codes; this one looks back
+instead, and needs no inverse. Scales are static: a block of 32 channels keeps the scale that its given weights call for,
+whatever is added to them and in whatever order its channels come; that is what lets channels be taken in descending order of
+their second moment.
 
-The loop runs on the transposed weight, 32 channels at a time: within such a panel every error is passed on at once, and
-the channels behind the panel take in all of its errors in one matrix product.
+The loop runs on the transposed weight, 32 channels at a time: one matrix product adds up what all earlier panels hand on, and
+within a panel every difference is handed on at once, on a GPU by one kernel (`forge_kernels.solvers.gptq_kernel`).
 
 Legend: N output features, K input features, B = K / 32 blocks, P channels of a panel.
 """
@@ -32,8 +33,9 @@ from forge_kernels.ops._arithmetic import (
 from forge_kernels.ops.encode import choose_scales
 from forge_kernels.rules import Encoded
 from forge_kernels.solvers._moments import check_damping, checked_matrix, checked_moment, damped_cholesky
+from forge_kernels.solvers.gptq_kernel import encode_panel_triton
 
-_PANEL = 32
+PANEL = 32
 """Channels per panel. Small enough that the operations within a panel stay below the size from which torch splits them
 over threads (32768 elements, so up to 1024 outputs): one barrier per column would cost more than the column itself."""
 
@@ -77,44 +79,64 @@ def gptq(
     channels_K = torch.arange(len(diagonal_K), device=weight_NK.device)
     if order == "descending":
         channels_K = torch.argsort(diagonal_K, descending=True, stable=True)
-    update_KK = _update_rows(moment_KK[channels_K][:, channels_K], damping)
-    scales_KN = scales_NB.T[channels_K // MXFP4.block]
+    feedback_KK = _feedback(moment_KK[channels_K][:, channels_K], damping)
+    scales_KN = scales_NB.T[channels_K // MXFP4.block].contiguous()
     weight_KN = weight_NK.T[channels_K].contiguous()
-    rounded_KN = _encode_channels(weight_KN, scales_KN, update_KK)
+    rounded_KN = _encode_channels(weight_KN, scales_KN, feedback_KK)
     codes_KN = torch.empty_like(rounded_KN, dtype=torch.uint8)
     codes_KN[channels_K] = codes_of_e2m1(rounded_KN)
     return Encoded(codes_NK=codes_KN.T.contiguous(), scales_NB=scales_NB)
 
 
-def _update_rows(moment_KK: Tensor, damping: float) -> Tensor:
-    """Return ``U_jl / U_jj``: what a unit of error in channel j moves channel l by; unit diagonal, zero below it."""
+def _feedback(moment_KK: Tensor, damping: float) -> Tensor:
+    """Return ``R_lj / R_jj``: what a unit of difference in channel l adds to a later channel j; unit diagonal, zero below it."""
     dead_K = moment_KK.diagonal() == 0
     damped_KK = moment_KK.masked_fill(dead_K.unsqueeze(0) | dead_K.unsqueeze(1), 0.0)
-    # Reversing rows and columns turns the lower factor into the upper one, without inverting the moment first.
     live_mean = moment_KK.diagonal().sum() / (~dead_K).sum().clamp(min=1)
     damped_KK.diagonal().add_(torch.where(dead_K, torch.where(live_mean > 0, live_mean, 1.0), 0.0))
-    lower_KK = damped_cholesky(damped_KK.flip(0, 1), damping, what="second moment")
-    upper_KK = lower_KK.flip(0, 1)
-    identity_KK = torch.eye(len(upper_KK), dtype=upper_KK.dtype, device=upper_KK.device)
-    inverse_KK: Tensor = torch.linalg.solve_triangular(upper_KK, identity_KK, upper=True)
-    return inverse_KK / inverse_KK.diagonal().unsqueeze(1)
+    # Reversing rows and columns turns a lower factor into the upper one.
+    upper_KK = damped_cholesky(damped_KK.flip(0, 1), damping, what="second moment").flip(0, 1)
+    return upper_KK / upper_KK.diagonal()
 
 
-def _encode_channels(weight_KN: Tensor, scales_KN: Tensor, update_KK: Tensor) -> Tensor:
-    """Return the rounded values in units of the scales, (K, N) float32 on the E2M1 grid; `weight_KN` is overwritten."""
-    num_channels = len(weight_KN)
+def _encode_channels(weight_KN: Tensor, scales_KN: Tensor, feedback_KK: Tensor) -> Tensor:
+    """Return the rounded values in units of the scales, (K, N) float32 on the E2M1 grid."""
     rounded_KN = torch.empty_like(weight_KN, dtype=torch.float32)
-    for start in range(0, num_channels, _PANEL):
-        stop = min(start + _PANEL, num_channels)
-        scale_PN = scale_of_bytes(scales_KN[start:stop].to(torch.int32)).double()
-        inverse_PN = inverse_scale_of_bytes(scales_KN[start:stop].to(torch.int32)).double()
-        weight_PN = weight_KN[start:stop]
-        error_PN = torch.empty_like(weight_PN)
-        update_PP1 = update_KK[start:stop, start:stop].unsqueeze(-1)
-        for j in range(stop - start):
-            rounded_N = round_to_e2m1_((weight_PN[j] * inverse_PN[j]).to(torch.float32))
-            rounded_KN[start + j] = rounded_N
-            torch.addcmul(weight_PN[j], scale_PN[j], rounded_N.double(), value=-1, out=error_PN[j])
-            weight_PN[j + 1 :].addcmul_(update_PP1[j, j + 1 :], error_PN[j], value=-1)
-        weight_KN[stop:].addmm_(update_KK[start:stop, stop:].T, error_PN, alpha=-1)
+    difference_KN = torch.empty_like(weight_KN)
+    encode_panel = encode_panel_triton if weight_KN.is_cuda else encode_panel_reference
+    for start in range(0, len(weight_KN), PANEL):
+        panel = slice(start, start + PANEL)
+        target_PN = torch.addmm(weight_KN[panel], feedback_KK[:start, panel].T, difference_KN[:start])
+        encode_panel(
+            target_PN,
+            weight_KN[panel],
+            scales_KN[panel],
+            feedback_KK[panel, panel],
+            rounded_KN[panel],
+            difference_KN[panel],
+        )
     return rounded_KN
+
+
+def encode_panel_reference(
+    target_PN: Tensor,
+    weight_PN: Tensor,
+    scales_PN: Tensor,
+    feedback_PP: Tensor,
+    rounded_PN: Tensor,
+    difference_PN: Tensor,
+) -> None:
+    """Encode the channels of one panel in order, into `rounded_PN` and `difference_PN`; `target_PN` is overwritten.
+
+    target_PN: float64, the weights and what earlier panels add. weight_PN: float64. scales_PN: uint8.
+    feedback_PP: float64, (l, j) what a unit of difference in channel l adds to channel j.
+    rounded_PN: float32, in units of the scales. difference_PN: float64, weight minus decoded value.
+    """
+    scale_PN = scale_of_bytes(scales_PN.to(torch.int32)).double()
+    inverse_PN = inverse_scale_of_bytes(scales_PN.to(torch.int32)).double()
+    feedback_PP1 = feedback_PP.unsqueeze(-1)
+    for j in range(len(target_PN)):
+        rounded_N = round_to_e2m1_((target_PN[j] * inverse_PN[j]).to(torch.float32))
+        rounded_PN[j] = rounded_N
+        torch.addcmul(weight_PN[j], scale_PN[j], rounded_N.double(), value=-1, out=difference_PN[j])
+        target_PN[j + 1 :].addcmul_(feedback_PP1[j, j + 1 :], difference_PN[j])
