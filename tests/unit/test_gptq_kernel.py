@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 
 from forge_kernels.solvers.gptq import encode_panel_reference
 from forge_kernels.solvers.gptq_kernel import encode_panel_triton
 from tests.kernel_cases import DEVICE, assert_equal
+
+gptq_module = importlib.import_module("forge_kernels.solvers.gptq")  # the package has a function of that name
 
 
 @pytest.mark.parametrize("num_outputs", [1, 32, 70])
@@ -26,6 +30,18 @@ def test_a_panel_is_encoded_as_the_reference_does(num_outputs: int) -> None:
         results.append((rounded_PN, difference_PN))
     assert_equal(results[1][0], results[0][0], "rounded value")
     torch.testing.assert_close(results[1][1].cpu(), results[0][1], rtol=0, atol=1e-12)
+
+
+def test_a_whole_weight_gets_the_codes_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x_TK = torch.randn(600, 192, generator=generator) * torch.randn(192, generator=generator).mul(0.7).exp()
+    weight_NK = (0.05 * torch.randn(40, 192, generator=generator)).to(DEVICE)
+    moment_KK = (x_TK.double().T @ x_TK.double() / 600).to(DEVICE)
+    codes = []
+    for encode_panel in (encode_panel_reference, encode_panel_triton):
+        monkeypatch.setattr(gptq_module, "choose_panel_encoder", lambda device, chosen=encode_panel: chosen)
+        codes.append(gptq_module.gptq(weight_NK, moment_KK).codes_NK)
+    assert_equal(codes[1], codes[0], "code")
 
 
 def test_a_weight_without_outputs_is_nothing_to_do() -> None:

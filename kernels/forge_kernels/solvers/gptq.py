@@ -18,6 +18,7 @@ Legend: N output features, K input features, B = K / 32 blocks, P channels of a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -96,14 +97,14 @@ def _feedback(moment_KK: Tensor, damping: float) -> Tensor:
     damped_KK.diagonal().add_(torch.where(dead_K, torch.where(live_mean > 0, live_mean, 1.0), 0.0))
     # Reversing rows and columns turns a lower factor into the upper one.
     upper_KK = damped_cholesky(damped_KK.flip(0, 1), damping, what="second moment").flip(0, 1)
-    return upper_KK / upper_KK.diagonal()
+    return (upper_KK / upper_KK.diagonal()).contiguous()  # factorizations come column by column
 
 
 def _encode_channels(weight_KN: Tensor, scales_KN: Tensor, feedback_KK: Tensor) -> Tensor:
     """Return the rounded values in units of the scales, (K, N) float32 on the E2M1 grid."""
     rounded_KN = torch.empty_like(weight_KN, dtype=torch.float32)
     difference_KN = torch.empty_like(weight_KN)
-    encode_panel = encode_panel_triton if weight_KN.is_cuda else encode_panel_reference
+    encode_panel = choose_panel_encoder(weight_KN.device)
     for start in range(0, len(weight_KN), PANEL):
         panel = slice(start, start + PANEL)
         target_PN = torch.addmm(weight_KN[panel], feedback_KK[:start, panel].T, difference_KN[:start])
@@ -116,6 +117,11 @@ def _encode_channels(weight_KN: Tensor, scales_KN: Tensor, feedback_KK: Tensor) 
             difference_KN[panel],
         )
     return rounded_KN
+
+
+def choose_panel_encoder(device: torch.device) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]:
+    """Return what encodes a panel: the kernel on CUDA, the reference elsewhere."""
+    return encode_panel_triton if device.type == "cuda" else encode_panel_reference
 
 
 def encode_panel_reference(

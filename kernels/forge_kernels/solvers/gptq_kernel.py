@@ -65,6 +65,8 @@ def encode_panel_triton(
     """Do what `encode_panel_reference` says; all tensors have contiguous rows, and `target_PN` is left alone."""
     num_channels, num_outputs = target_PN.shape
     assert num_channels == MXFP4.block, "a weight has whole blocks, and a panel is as long as one"
+    assert feedback_PP.stride(1) == 1
+    assert all(part.is_contiguous() for part in (target_PN, weight_PN, scales_PN, rounded_PN, difference_PN))
     if num_outputs:
         _encode_panel_kernel[(triton.cdiv(num_outputs, _OUTPUTS),)](
             target_PN, weight_PN, scales_PN, feedback_PP, rounded_PN, difference_PN,
