@@ -37,7 +37,7 @@ format: $(VENV)/.ready-dev ## rewrite the code in the project's style
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.ready ## time the operations, and what isolation costs an evaluation, as ratios in one run
-	$(BIN)/python -m forge_kernels.bench
+	$(BIN)/quantforge bench kernels
 	$(BIN)/python -m evaluators.bench --programs forge/programs
 
 help: ## this list

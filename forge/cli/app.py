@@ -156,6 +156,33 @@ def compare(
         )  # fmt: skip
 
 
+bench_app = typer.Typer(help="Time the kernels.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(bench_app, name="bench")
+
+
+@bench_app.callback()
+def bench() -> None:
+    """Time what the project is made of, as ratios in one run."""
+
+
+@bench_app.command()
+def kernels(
+    device: Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also keep the document in this JSON file.")] = None,
+    repeats: Annotated[int, typer.Option(help="Timed calls per side.")] = 25,
+    as_json: Json = False,
+) -> None:
+    """Time every op against its floor and against what one would call instead (minutes)."""
+    with told_in_one_sentence():
+        from forge.cli.benching import bench_kernels, bench_table
+
+        document = bench_kernels(device, out=out, repeats=repeats)
+        if as_json:
+            _emit(document)
+        else:
+            Console().print(bench_table(document))
+
+
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Check this machine: sandbox, packages, devices, keys. Exit code 1 when a campaign could not run."""
