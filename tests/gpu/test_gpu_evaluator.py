@@ -20,7 +20,7 @@ from forge_kernels.transforms import BlockMatrix, Diagonal, Hadamard, Transform,
 pytestmark = pytest.mark.gpu
 
 BOUND = 5e-3
-"""Nats per token between the mean losses on CPU and GPU: sums are ordered differently, and a value at a tie moves a whole code."""
+"""Nats per token between the mean losses: sums are ordered differently, and a value at a tie moves a whole code."""
 
 
 def transforms_of(num_inputs: int) -> dict[str, Transform]:

@@ -278,3 +278,17 @@ def test_bad_rules_scales_and_importances_are_said() -> None:
 def test_what_cannot_be_decoded_is_said(codes: Tensor, scales: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         decode(Encoded(codes_NK=codes, scales_NB=scales))
+
+
+@pytest.mark.parametrize("rule", SCALE_RULES)
+def test_chunks_of_rows_do_not_show(rule: ScaleRule, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x_MK = torch.randn(3, 7, 160, generator=generator) * torch.randn(3, 7, 1, generator=generator).exp()
+    importance_K = torch.rand(160, generator=generator)
+    whole = encode(x_MK, scale_rule=rule, importance_K=importance_K)
+    values = decode(whole)
+    monkeypatch.setattr("forge_kernels.ops._arithmetic.CHUNK_BLOCKS", 11)
+    pieces = encode(x_MK, scale_rule=rule, importance_K=importance_K)
+    assert torch.equal(pieces.codes_NK, whole.codes_NK)
+    assert torch.equal(pieces.scales_NB, whole.scales_NB)
+    assert torch.equal(decode(pieces), values)

@@ -39,7 +39,7 @@ def test_same_bits_as_decoding_the_codes(rule: ScaleRule, dtype: torch.dtype) ->
 def test_chunks_do_not_show(rule: ScaleRule, monkeypatch: pytest.MonkeyPatch) -> None:
     x_MK = many_magnitudes(101, 96)
     whole = fake_quantize(x_MK, scale_rule=rule)
-    monkeypatch.setattr(module, "_CHUNK_BLOCKS", 7)
+    monkeypatch.setattr(module, "CHUNK_BLOCKS", 7)
     assert_same_bits(fake_quantize(x_MK, scale_rule=rule), whole, source=x_MK)
     rows = torch.cat([fake_quantize(row, scale_rule=rule) for row in x_MK.split(1)])
     assert_same_bits(rows, whole, source=x_MK)

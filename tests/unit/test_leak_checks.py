@@ -112,6 +112,6 @@ def test_a_chunk_is_scored_the_same_in_any_company(tmp_path: Path) -> None:
     corpus = make_tiny_corpus(subject)
     with Evaluator(subject, corpus, MXFP4_W4A4, NoIsolation(), Limits(), tmp_path) as evaluator:
         tokens_CL = corpus.splits["search"]
-        together = evaluator._score(None, tokens_CL)
-        assert together == evaluator._score(None, tokens_CL.flip(0))[::-1]
-        assert together[1:] == evaluator._score(None, tokens_CL[1:])
+        together = evaluator._score_subject(tokens_CL)
+        assert together == evaluator._score_subject(tokens_CL.flip(0))[::-1]
+        assert together[1:] == evaluator._score_subject(tokens_CL[1:])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from forge_kernels.formats import E2M1
-from forge_kernels.ops._arithmetic import BLOCK, scale_of_bytes, split_runs
+from forge_kernels.ops._arithmetic import BLOCK, row_chunks, scale_of_bytes
 from forge_kernels.ops.encode import require_no_nan_scale
 from forge_kernels.rules import Encoded
 
@@ -43,9 +43,17 @@ def decode_codes(codes_MK: Tensor, scales_MB: Tensor) -> Tensor:
             f" together; use torch.uint8 scales, one per {BLOCK} codes"
         )
     require_no_nan_scale(scales_MB)
-    values = torch.tensor(E2M1.codebook, dtype=torch.float32, device=codes_MK.device)
-    values_MBJ = split_runs(values[codes_MK.to(torch.int32)])
-    return values_MBJ.mul_(scale_of_bytes(scales_MB.to(torch.int32).unsqueeze(-1))).flatten(-2)
+    codebook = torch.tensor(E2M1.codebook, dtype=torch.float32, device=codes_MK.device)
+    values_MK = torch.empty(codes_MK.shape, dtype=torch.float32, device=codes_MK.device)
+    blocks_per_row = expected[-1]
+    if not values_MK.numel():
+        return values_MK
+    codes_RK, scales_RB = codes_MK.reshape(-1, codes_MK.shape[-1]), scales_MB.reshape(-1, blocks_per_row)
+    values_RBJ = values_MK.view(-1, blocks_per_row, BLOCK)
+    for rows in row_chunks(len(codes_RK), blocks_per_row, codes_MK.device):
+        torch.index_select(codebook, 0, codes_RK[rows].to(torch.int32).view(-1), out=values_RBJ[rows].view(-1))
+        values_RBJ[rows].mul_(scale_of_bytes(scales_RB[rows].to(torch.int32)).unsqueeze(-1))
+    return values_MK
 
 
 def require_codes(codes_MK: Tensor) -> None:

@@ -23,8 +23,10 @@ from forge_kernels.formats import E8M0
 from forge_kernels.ops._arithmetic import (
     BLOCK,
     codes_of_e2m1,
+    codes_of_e2m1_,
     inverse_scale_of_bytes,
     round_to_e2m1_,
+    row_chunks,
     scale_bytes_of_amax,
     split_runs,
     sum_of_block,
@@ -53,20 +55,46 @@ def encode(x_MK: Tensor, *, scale_rule: ScaleRule = "even", importance_K: Tensor
 
 def encode_reference(x_MK: Tensor, *, scale_rule: ScaleRule = "even", importance_K: Tensor | None = None) -> Encoded:
     """Do what `encode` says in plain torch operations."""
-    scales_MB = choose_scales(x_MK, scale_rule=scale_rule, importance_K=importance_K)
-    return Encoded(codes_NK=_nearest_codes(widen(x_MK), scales_MB), scales_NB=scales_MB)
+    codes_MK, scales_MB = _encode_in_chunks(x_MK, scale_rule, importance_K, wants_codes=True)
+    assert codes_MK is not None
+    return Encoded(codes_NK=codes_MK, scales_NB=scales_MB)
 
 
 def choose_scales(x_MK: Tensor, *, scale_rule: ScaleRule = "even", importance_K: Tensor | None = None) -> Tensor:
     """Return the scale bytes (..., K / 32), uint8 in 0..252, that `encode` uses; same arguments and errors."""
+    return _encode_in_chunks(x_MK, scale_rule, importance_K, wants_codes=False)[1]
+
+
+def _encode_in_chunks(
+    x_MK: Tensor, scale_rule: ScaleRule, importance_K: Tensor | None, *, wants_codes: bool
+) -> tuple[Tensor | None, Tensor]:
+    """Return codes, if wanted, and scale bytes."""
     require_known_rule(scale_rule)
     x_MK = widen(x_MK)
-    require_finite(x_MK)
     if importance_K is not None:
         importance_K = _normalized_importance(importance_K, x_MK)
-    x_MBJ = split_runs(x_MK)
-    scales_MB1 = scale_bytes(x_MBJ, block_amax(x_MBJ), scale_rule, importance_K=importance_K)
-    return scales_MB1.to(torch.uint8).squeeze(-1)
+    blocks_per_row = x_MK.shape[-1] // BLOCK
+    x_RBJ = x_MK.view(-1, blocks_per_row, BLOCK) if x_MK.numel() else x_MK.reshape(0, blocks_per_row, BLOCK)
+    codes_RBJ = torch.empty(x_RBJ.shape, dtype=torch.uint8, device=x_MK.device) if wants_codes else None
+    scales_RB = torch.empty(x_RBJ.shape[:2], dtype=torch.uint8, device=x_MK.device)
+    amax_RB1 = torch.empty(*x_RBJ.shape[:2], 1, device=x_MK.device)
+    y_RBJ = scratch_RBJ = None
+    for rows in row_chunks(len(x_RBJ), blocks_per_row, x_MK.device):
+        chunk_RBJ = x_RBJ[rows]
+        if y_RBJ is None or scratch_RBJ is None:  # the first chunk is the longest
+            y_RBJ = torch.empty_like(chunk_RBJ)
+            scratch_RBJ = torch.empty_like(chunk_RBJ, dtype=torch.int32)
+        y, scratch = y_RBJ[: len(chunk_RBJ)], scratch_RBJ[: len(chunk_RBJ)]
+        amax_RB1[rows] = block_amax(chunk_RBJ, scratch.view(torch.float32))
+        bytes_RB1 = scale_bytes(chunk_RBJ, amax_RB1[rows], scale_rule, importance_K=importance_K)
+        scales_RB[rows] = bytes_RB1.squeeze(-1)
+        if codes_RBJ is not None:
+            torch.mul(chunk_RBJ, inverse_scale_of_bytes(bytes_RB1), out=y)
+            codes_RBJ[rows] = codes_of_e2m1_(round_to_e2m1_(y, scratch), scratch)
+    if not bool(torch.isfinite(amax_RB1).all()):
+        require_finite(x_MK)
+    codes_MK = None if codes_RBJ is None else codes_RBJ.view(x_MK.shape)
+    return codes_MK, scales_RB.view(*x_MK.shape[:-1], blocks_per_row)
 
 
 def encode_with_scales(x_MK: Tensor, scales_MB: Tensor) -> Tensor:

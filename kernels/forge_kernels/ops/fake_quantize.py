@@ -12,12 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forge_kernels.ops._arithmetic import BLOCK, inverse_scale_of_bytes, round_to_e2m1_, scale_of_bytes
+from forge_kernels.ops._arithmetic import BLOCK, CHUNK_BLOCKS, inverse_scale_of_bytes, round_to_e2m1_, scale_of_bytes
 from forge_kernels.ops.encode import block_amax, require_known_rule, scale_bytes, widen
 from forge_kernels.rules import ScaleRule
-
-_CHUNK_BLOCKS = 8192
-"""Blocks per chunk and thread on the CPU: 1 MiB of values. Measured best between 4096 and 16384."""
 
 
 def fake_quantize(x_MK: Tensor, *, scale_rule: ScaleRule = "even") -> Tensor:
@@ -37,7 +34,7 @@ def fake_quantize_reference(x_MK: Tensor, *, scale_rule: ScaleRule = "even") -> 
     x_RJ = widen(x_MK).view(-1, BLOCK) if x_MK.numel() else widen(x_MK).reshape(0, BLOCK)
     out_RJ = torch.empty_like(x_RJ)
     num_blocks = len(x_RJ)
-    chunk = min(num_blocks, _CHUNK_BLOCKS * torch.get_num_threads()) if x_RJ.device.type == "cpu" else num_blocks
+    chunk = min(num_blocks, CHUNK_BLOCKS * torch.get_num_threads()) if x_RJ.device.type == "cpu" else num_blocks
     scratch_RJ = torch.empty(chunk, BLOCK, dtype=torch.int32, device=x_RJ.device)
     for start in range(0, num_blocks, max(chunk, 1)):
         stop = min(start + chunk, num_blocks)
