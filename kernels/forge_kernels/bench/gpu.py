@@ -16,7 +16,7 @@ from torch import Tensor
 
 from forge_kernels.bench.cpu import time_gptq
 from forge_kernels.bench.foreign import foreign_fake_quantize
-from forge_kernels.bench.timing import Call, Measurement, clock_side_by_side, replay_side_by_side
+from forge_kernels.bench.timing import Call, Measurement, clock_side_by_side, replay_side_by_side, time_by_events
 from forge_kernels.ops.block_matrix_kernel import encode_block_matrix_triton
 from forge_kernels.ops.block_swap import block_gram
 from forge_kernels.ops.block_swap_kernel import encode_with_swap_triton
@@ -53,7 +53,8 @@ def copy_bandwidth(*, repeats: int) -> float:
     """Return bytes read plus bytes written per millisecond of a copy of 2 GiB."""
     source = torch.randn(2**29, device="cuda")
     target = torch.empty_like(source)
-    (times,) = replay_side_by_side([[partial(target.copy_, source)]], repeats=repeats)
+    # Not captured: a graph would hand a copy to the copy engines, which are slower.
+    times = time_by_events(partial(target.copy_, source), repeats=repeats)
     return 2 * source.numel() * source.element_size() / times.median
 
 
@@ -123,19 +124,23 @@ def time_products(rows: int, outputs: int, inputs: int, *, repeats: int) -> Iter
         a_RK=torch.randn(16, inputs, device="cuda").to(torch.bfloat16),
         b_NR=torch.randn(outputs, 16, device="cuda").to(torch.bfloat16),
     )
-    wanted = decode(encode(x_MK[:_CHECKED_ROWS])).double() @ decode(encoded).double().T
+    # Of one magnitude everywhere, MXFP4 products would add up without any rounding.
+    checked_MK = x_MK[:_CHECKED_ROWS] * torch.randn(inputs, device="cuda").exp().to(torch.bfloat16)
+    wanted = decode(encode(checked_MK)).double() @ decode(encoded).double().T
     kinds: list[tuple[str, Callable[..., Tensor]]] = [
-        ("fp8_lift", _product(x_MK, lifted, "float32")),
-        ("fp8_lift, fast accumulation", _product(x_MK, lifted, "fast")),
-        ("fp8_lift, branch of rank 16", partial(_product(x_MK, lifted, "float32"), low_rank=branch)),
-        ("dot_scaled", _product(x_MK, prepare_weight(encoded, route="dot_scaled"), "float32")),
-        ("bf16", _product(x_MK, prepare_weight(encoded, route="bf16"), "float32")),
+        ("fp8_lift", _product(lifted, "float32")),
+        ("fp8_lift, fast accumulation", _product(lifted, "fast")),
+        ("fp8_lift, branch of rank 16", partial(_product(lifted, "float32"), low_rank=branch)),
+        ("dot_scaled", _product(prepare_weight(encoded, route="dot_scaled"), "float32")),
+        ("bf16", _product(prepare_weight(encoded, route="bf16"), "float32")),
     ]
     for name, call in kinds:
-        mine, instead = replay_side_by_side([[call] * 3, [partial(torch.mm, x_MK, weight_NK.T)] * 3], repeats=repeats)
+        mine, instead = replay_side_by_side(
+            [[partial(call, x_MK)] * 3, [partial(torch.mm, x_MK, weight_NK.T)] * 3], repeats=repeats
+        )
         error = None
         if "branch" not in name:
-            error = _relative(call(dtype=torch.float32)[:_CHECKED_ROWS], wanted)
+            error = _relative(call(checked_MK, dtype=torch.float32), wanted)
         yield Measurement(
             op=f"mxfp4_linear {name}",
             shape=f"{rows} x {outputs} x {inputs}",
@@ -158,11 +163,12 @@ def time_few_rows(bandwidth: float, *, repeats: int) -> Iterator[Measurement]:
         prepared.append(prepare_weight(encoded, route="fp8_lift", few_rows_only=True))
     for rows in FEW_ROWS:
         x_MK = torch.randn(rows, SIDE, device="cuda", dtype=torch.bfloat16)
-        calls = [_product(x_MK, weight, "float32") for weight in prepared]
+        calls = [partial(_product(weight, "float32"), x_MK) for weight in prepared]
         mine, instead = replay_side_by_side(
             [calls, [partial(torch.mm, x_MK, weight_NK.T) for weight_NK in weights]], repeats=repeats
         )
-        wanted = decode(encode(x_MK)).double() @ prepared[0].decoded().double().T
+        checked_MK = x_MK * torch.randn(SIDE, device="cuda").exp().to(torch.bfloat16)
+        wanted = decode(encode(checked_MK)).double() @ prepared[0].decoded().double().T
         yield Measurement(
             op=f"mxfp4_linear, {rows} rows" if rows > 1 else "mxfp4_linear, 1 row",
             shape=f"{rows} x {SIDE} x {SIDE}",
@@ -173,12 +179,12 @@ def time_few_rows(bandwidth: float, *, repeats: int) -> Iterator[Measurement]:
             instead_spread=instead.spread,
             floor="reading the weight",
             share=SIDE * SIDE * 4.25 / 8 / bandwidth / mine.median,
-            error=_relative(calls[0](dtype=torch.float32), wanted),
+            error=_relative(_product(prepared[0], "float32")(checked_MK, dtype=torch.float32), wanted),
         )
 
 
-def _product(x_MK: Tensor, weight: MXFP4Weight, accumulation: Accumulation) -> Callable[..., Tensor]:
-    return partial(mxfp4_linear, x_MK, weight, accumulation=accumulation)
+def _product(weight: MXFP4Weight, accumulation: Accumulation) -> Callable[..., Tensor]:
+    return partial(mxfp4_linear, weight=weight, accumulation=accumulation)
 
 
 def _relative(got: Tensor, wanted: Tensor) -> float:

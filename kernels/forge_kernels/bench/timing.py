@@ -100,13 +100,23 @@ def replay_side_by_side(sides: Sequence[Sequence[Call]], *, repeats: int = 25) -
     samples: list[list[float]] = [[] for _ in sides]
     for _ in range(repeats):
         for index, graph in enumerate(graphs):
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            start.record()
-            graph.replay()
-            stop.record()
-            stop.synchronize()
-            samples[index].append(start.elapsed_time(stop) / len(sides[index]))
+            samples[index].append(_event_ms(graph.replay) / len(sides[index]))
     return [Times(samples=tuple(taken)) for taken in samples]
+
+
+def time_by_events(call: Call, *, repeats: int) -> Times:
+    """Time single calls on the device, after one unmeasured."""
+    call()
+    return Times(samples=tuple(_event_ms(call) for _ in range(repeats)))
+
+
+def _event_ms(call: Call) -> float:
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    call()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop))
 
 
 def describe(device: torch.device) -> dict[str, str]:

@@ -13,8 +13,7 @@ matrix units, by a table per block: with the row's largest scale byte as referen
 taken for blocks 26 octaves below, an error of at most 3 2^-26 of the row's largest magnitude. Inputs are cut into parts for more
 programs to work on; the last one to finish adds them up, in order, so that the result repeats.
 
-Legend: M rows, N output features of a tile, B blocks of a row, W = 4 words of 8 codes of a block, H bytes of a slice, which are
-D = H / 16 blocks of b = 16 bytes, P parts.
+Legend: M rows, N output features of a tile, B blocks of a row, W = 4 words of 8 codes of a block, H bytes of a slice, P parts.
 """
 
 from __future__ import annotations
@@ -158,24 +157,26 @@ def _one_row_kernel(
         )
         sums_BN = (tl.sum(products_BNW, axis=2) + correction_B[:, None]).to(tl.float32)
         y_N = tl.sum(sums_BN * x_scale_B[:, None] * scale_BN, axis=0)
-        tl.store(y_ptr + output_N, y_N, mask=is_output_N)
+        tl.store(y_ptr + output_N, y_N.to(y_ptr.dtype.element_ty), mask=is_output_N)
 
 
 @triton.jit
-def _lifted_codes(packed_DNb, shift_DN, IS_INTERPRETED: tl.constexpr):
+def _lifted_codes(packed, shift, IS_INTERPRETED: tl.constexpr):
     """Return E5M2 values of codes 0 to 3 and of codes 4 to 7 of every four bytes, times ``2^(shift / 4 - 13)``.
 
-    packed_DNb: (D, N, 16) uint8, a block of 16 bytes for each shift. shift_DN: uint8 multiples of four up to 104.
+    packed, shift: uint8 (N, H); `shift` is a multiple of four up to 104, the same for four neighbours.
     """
-    D: tl.constexpr = packed_DNb.shape[0]
-    N: tl.constexpr = packed_DNb.shape[1]
     if IS_INTERPRETED:
-        both = tl.reshape(tl.join(packed_DNb & 15, packed_DNb >> 4), (D, N, 32)).to(tl.uint32)
+        N: tl.constexpr = packed.shape[0]
+        H: tl.constexpr = packed.shape[1]
+        both = tl.reshape(tl.join(packed & 15, packed >> 4), (N, 2 * H)).to(tl.uint32)
         bits = (((both & 7) << 22) | ((both & 8) << 28)).to(tl.float32, bitcast=True)
-        power_DN = ((shift_DN.to(tl.int32) // 4 + (127 - 13)) << 23).to(tl.float32, bitcast=True)
-        value = tl.reshape(bits * 8.507059173023462e37 * power_DN[:, :, None], (D, N, 4, 2, 4))
-        low, high = tl.split(tl.permute(value, (0, 1, 2, 4, 3)))
-        return tl.reshape(low, (D, N, 16)).to(tl.float8e5), tl.reshape(high, (D, N, 16)).to(tl.float8e5)
+        value = tl.reshape(bits * 8.507059173023462e37, (N, H // 4, 2, 4))
+        power = ((shift.to(tl.int32) // 4 + (127 - 13)) << 23).to(tl.float32, bitcast=True)
+        low, high = tl.split(tl.permute(value, (0, 1, 3, 2)))
+        low = tl.reshape(low, (N, H)) * power
+        high = tl.reshape(high, (N, H)) * power
+        return low.to(tl.float8e5), high.to(tl.float8e5)
     else:
         return tl.inline_asm_elementwise(
             """
@@ -198,7 +199,7 @@ def _lifted_codes(packed_DNb, shift_DN, IS_INTERPRETED: tl.constexpr):
             }
             """,
             "=r,=r,r,r",
-            [packed_DNb, tl.broadcast_to(shift_DN[:, :, None], (D, N, 16))],
+            [packed, shift],
             dtype=(tl.float8e5, tl.float8e5),
             is_pure=True,
             pack=4,
@@ -215,39 +216,34 @@ def _matrix_rows_kernel(
     is_output_N = output_N < num_outputs
     row_M = tl.arange(0, 16)
     is_row_M = row_M < num_rows
-    D: tl.constexpr = H // 16
-    reference_N = tl.load(references_ptr + output_N, mask=is_output_N, other=0).to(tl.int32)
+    reference_N1 = tl.load(references_ptr + output_N, mask=is_output_N, other=0).to(tl.int32)[:, None]
     byte_H = tl.arange(0, H)
     column_H = 32 * (byte_H // 16) + byte_H % 16
     total_NM = tl.zeros((N, 16), tl.float32)
-    blocks_per_row = bytes_per_row // 16
-    first = tl.program_id(1) * slices_per_part * D
-    end = tl.minimum(first + slices_per_part * D, blocks_per_row)
-    block_D = tl.arange(0, D)
-    row_of_blocks_1N = output_N.to(tl.int64)[None, :] * blocks_per_row
+    first = tl.program_id(1) * slices_per_part * H
+    end = tl.minimum(first + slices_per_part * H, bytes_per_row)
+    row_of_bytes_N1 = output_N.to(tl.int64)[:, None] * bytes_per_row
+    row_of_blocks_N1 = output_N.to(tl.int64)[:, None] * (bytes_per_row // 16)
+    block_1D = tl.arange(0, H // 16)[None, :]
     # Single bytes cannot be fetched in the background, so those of the next slice are asked for one slice ahead.
-    inside_DN = is_output_N[None, :] & (first + block_D < blocks_per_row)[:, None]
-    next_DN = tl.load(bytes_ptr + row_of_blocks_1N + (first + block_D)[:, None], mask=inside_DN, other=0)
-    for start in tl.range(first, end, D):
-        # Blocks come first, then rows: a thread holds the 16 bytes of one block, its neighbours those of the next.
-        place_DN = row_of_blocks_1N + (start + block_D)[:, None]
-        inside_DN = is_output_N[None, :] & (start + block_D < blocks_per_row)[:, None]
-        place_DNb = place_DN[:, :, None] * 16 + tl.arange(0, 16)[None, None, :]
-        packed_DNb = tl.load(packed_ptr + place_DNb, mask=inside_DN[:, :, None], other=0)
-        shift_DN = next_DN.to(tl.int32) - reference_N[None, :] + 26
-        shift_DN = (tl.minimum(tl.maximum(shift_DN, 0), 26) * 4).to(tl.uint8)
-        inside_DN = is_output_N[None, :] & (start + D + block_D < blocks_per_row)[:, None]
-        next_DN = tl.load(bytes_ptr + place_DN + D, mask=inside_DN, other=0)
-        low_DNb, high_DNb = _lifted_codes(packed_DNb, shift_DN, IS_INTERPRETED)
-        low_NH = tl.reshape(tl.permute(low_DNb, (1, 0, 2)), (N, H))
-        high_NH = tl.reshape(tl.permute(high_DNb, (1, 0, 2)), (N, H))
-        place_MH = row_M[:, None] * (2 * bytes_per_row) + (32 * start + column_H)[None, :]
-        inside_MH = is_row_M[:, None] & (start * 16 + byte_H < bytes_per_row)[None, :]
+    inside_ND = is_output_N[:, None] & (first // 16 + block_1D < bytes_per_row // 16)
+    next_ND = tl.load(bytes_ptr + row_of_blocks_N1 + (first // 16 + block_1D), mask=inside_ND, other=0)
+    for start in tl.range(first, end, H):
+        is_byte_H = start + byte_H < bytes_per_row
+        inside_NH = is_output_N[:, None] & is_byte_H[None, :]
+        packed_NH = tl.load(packed_ptr + row_of_bytes_N1 + (start + byte_H)[None, :], mask=inside_NH, other=0)
+        shift_ND = next_ND.to(tl.int32) - reference_N1 + 26
+        inside_ND = is_output_N[:, None] & ((start + H) // 16 + block_1D < bytes_per_row // 16)
+        next_ND = tl.load(bytes_ptr + row_of_blocks_N1 + ((start + H) // 16 + block_1D), mask=inside_ND, other=0)
+        shift_ND = (tl.minimum(tl.maximum(shift_ND, 0), 26) * 4).to(tl.uint8)
+        shift_NH = tl.reshape(tl.broadcast_to(shift_ND[:, :, None], (N, H // 16, 16)), (N, H))
+        low_NH, high_NH = _lifted_codes(packed_NH, shift_NH, IS_INTERPRETED)
+        place_MH = row_M[:, None] * (2 * bytes_per_row) + (2 * start + column_H)[None, :]
+        inside_MH = is_row_M[:, None] & is_byte_H[None, :]
         x_low_MH = tl.load(x_ptr + place_MH, mask=inside_MH, other=0.0)
         x_high_MH = tl.load(x_ptr + place_MH + 16, mask=inside_MH, other=0.0)
         total_NM = tl.dot(low_NH, x_low_MH.T, total_NM, max_num_imprecise_acc=H)
         total_NM = tl.dot(high_NH, x_high_MH.T, total_NM, max_num_imprecise_acc=H)
-    reference_N1 = reference_N[:, None]
     exponent_N1 = reference_N1 - 13  # byte minus 127 minus 13, plus 127
     scale_N1 = tl.where(exponent_N1 > 0, exponent_N1 << 23, 0).to(tl.float32, bitcast=True)
     x_scale_1M = tl.load(x_scales_ptr + row_M, mask=is_row_M, other=0.0)[None, :]
@@ -255,7 +251,7 @@ def _matrix_rows_kernel(
     inside_NM = is_output_N[:, None] & is_row_M[None, :]
     place_NM = row_M[None, :] * num_outputs + output_N[:, None]
     if P == 1:
-        tl.store(y_ptr + place_NM, y_NM, mask=inside_NM)
+        tl.store(y_ptr + place_NM, y_NM.to(y_ptr.dtype.element_ty), mask=inside_NM)
     else:
         part_size = num_rows * num_outputs
         tl.store(parts_ptr + tl.program_id(1) * part_size + place_NM, y_NM, mask=inside_NM)
@@ -267,7 +263,7 @@ def _matrix_rows_kernel(
                 sum_NM += tl.load(
                     parts_ptr + part * part_size + place_NM, mask=inside_NM, other=0.0, cache_modifier=".cg"
                 )
-            tl.store(y_ptr + place_NM, sum_NM, mask=inside_NM)
+            tl.store(y_ptr + place_NM, sum_NM.to(y_ptr.dtype.element_ty), mask=inside_NM)
             tl.store(counters_ptr + tl.program_id(0), 0)
 
 
@@ -279,10 +275,11 @@ def one_row_triton(
     *,
     diagonal_K: Tensor | None = None,
     hadamard_size: int = 1,
+    dtype: torch.dtype = torch.float32,
     outputs: int = 16,
     tiles: int = 2,
 ) -> Tensor:
-    """Return ``decode(encode(T x)) decode(weight)^T``, (1, N) float32, for one row; T as in `encode_packed_triton`.
+    """Return ``decode(encode(T x)) decode(weight)^T``, (1, N) of `dtype`, for one row; T as in `encode_packed_triton`.
 
     packed_NH, scales_NB: contiguous uint8. A row with a NaN or an infinity becomes NaN.
 
@@ -295,7 +292,7 @@ def one_row_triton(
             f"{len(x_1K)} rows of {num_blocks} blocks; this product takes one row of at most {MOST_BLOCKS}"
         )
     num_outputs = len(packed_NH)
-    y = torch.empty(1, num_outputs, device=x_1K.device)
+    y = torch.empty(1, num_outputs, dtype=dtype, device=x_1K.device)
     blocks = max(32, triton.next_power_of_2(num_blocks))
     if num_outputs:
         _one_row_kernel[(triton.cdiv(num_outputs, outputs * tiles),)](
@@ -315,15 +312,16 @@ def matrix_rows_triton(
     references_N: Tensor,
     counters: Tensor,
     *,
+    dtype: torch.dtype = torch.float32,
     outputs: int = 128,
     slice_bytes: int = 128,
     parts: int = 4,
     num_warps: int = 8,
     num_stages: int = 3,
 ) -> Tensor:
-    """Return ``lowered(x) decode(weight)^T``, (M, N) float32, for one to `MOST_ROWS` rows lifted to E4M3, their blocks in halves.
+    """Return ``lowered(x) decode(weight)^T``, (M, N) of `dtype`, for one to `MOST_ROWS` rows.
 
-    references_N: uint8, the largest scale byte of each row's blocks that hold a non-zero code. counters: int32 zeros, one per
+    x: lifted to E4M3, its blocks in halves. references_N: uint8, the largest scale byte of each row's blocks that hold a non-zero code. counters: int32 zeros, one per
     tile of outputs; they are zero again afterwards, and no two products may use them at the same time.
 
     Raises:
@@ -333,7 +331,7 @@ def matrix_rows_triton(
     if not 0 < num_rows <= MOST_ROWS:
         raise ValueError(f"{num_rows} rows; this product takes 1 to {MOST_ROWS}")
     num_outputs, bytes_per_row = packed_NH.shape
-    y = torch.empty(num_rows, num_outputs, device=packed_NH.device)
+    y = torch.empty(num_rows, num_outputs, dtype=dtype, device=packed_NH.device)
     slices = triton.cdiv(bytes_per_row, slice_bytes)
     parts = min(parts, slices)
     partial = torch.empty(parts if parts > 1 else 0, num_rows, num_outputs, device=packed_NH.device)

@@ -153,7 +153,8 @@ def mxfp4_linear(
     dtype = x.dtype if dtype is None else dtype
     y_MN = None
     if weight.route == "fp8_lift" and 0 < len(rows_MK) <= MOST_ROWS and gram_Bij is None:
-        y_MN = _few_rows(rows_MK, weight, transform, activation)
+        is_plain = bias_N is None and low_rank is None
+        y_MN = _few_rows(rows_MK, weight, transform, activation, dtype if is_plain else torch.float32)
     if y_MN is not None:
         y_MN = _with_bias_and_branch(y_MN, bias_N, _branch_input(rows_MK, low_rank), low_rank).to(dtype)
     else:
@@ -215,8 +216,10 @@ def _lifted_weight(packed_NH: Tensor, scales_NB: Tensor) -> Lifted | None:
     return None
 
 
-def _few_rows(rows_MK: Tensor, weight: MXFP4Weight, transform: Transform, activation: ActivationRule) -> Tensor | None:
-    """Return the float32 product of up to 16 rows, or None where the transform is not of the kind that its kernels do."""
+def _few_rows(
+    rows_MK: Tensor, weight: MXFP4Weight, transform: Transform, activation: ActivationRule, dtype: torch.dtype
+) -> Tensor | None:
+    """Return the product of up to 16 rows, or None where the transform is not of the kind that its kernels do."""
     fused = fused_steps(transform)
     if fused.before or fused.matrix_Bij is not None:
         return None
@@ -229,6 +232,7 @@ def _few_rows(rows_MK: Tensor, weight: MXFP4Weight, transform: Transform, activa
             activation.scale_rule,
             diagonal_K=fused.diagonal_K,
             hadamard_size=fused.hadamard_size,
+            dtype=dtype,
         )
     assert weight.references_N is not None
     assert weight.counters is not None
@@ -239,7 +243,9 @@ def _few_rows(rows_MK: Tensor, weight: MXFP4Weight, transform: Transform, activa
         hadamard_size=fused.hadamard_size,
         in_halves=True,
     )
-    return matrix_rows_triton(lifted, weight.packed_NH, weight.scales_NB, weight.references_N, weight.counters)
+    return matrix_rows_triton(
+        lifted, weight.packed_NH, weight.scales_NB, weight.references_N, weight.counters, dtype=dtype
+    )
 
 
 def _lifted_product(
@@ -252,25 +258,32 @@ def _lifted_product(
     accumulation: Accumulation,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return the product by the library where it can do all of it, and by our kernel where there is more in the epilogue."""
-    is_plain = bias_N is None and low_rank is None and accumulation == "float32"
-    if is_plain and a.values_MK.is_cuda and len(a.values_MK):
-        library_dtype = dtype if dtype in (torch.float32, torch.bfloat16) else torch.float32
+    """Return the product: by the library, or by our kernel with bias and branch in its epilogue.
+
+    The library is the faster one where sums are in float32, even with a pass over the output for the branch; ours where the
+    matrix units keep their own sums.
+    """
+    v_NR = None if low_rank is None else low_rank.b_NR.to(a.values_MK.device)
+    if a.values_MK.is_cuda and len(a.values_MK) and accumulation == "float32":
         y_MN = torch._scaled_mm(
             a.values_MK,
             b.values_MK.T,
             scale_a=a.scales_M.unsqueeze(1),
             scale_b=b.scales_M.unsqueeze(0),
-            out_dtype=library_dtype,
+            out_dtype=dtype if dtype in (torch.float32, torch.bfloat16) else torch.float32,
             use_fast_accum=False,
-        )
-        return y_MN[:, :num_outputs].to(dtype)
+        )[:, :num_outputs]
+        if bias_N is not None:
+            y_MN = y_MN + bias_N.to(y_MN.dtype)
+        if u_MR is not None and v_NR is not None:
+            y_MN = torch.addmm(y_MN, u_MR.to(y_MN.dtype), v_NR.to(y_MN.dtype).T)
+        return y_MN.to(dtype)
     b = Lifted(
         values_MK=b.values_MK[:num_outputs], scales_M=b.scales_M[:num_outputs], is_exact_M=b.is_exact_M[:num_outputs]
     )
     branch = None
-    if low_rank is not None and u_MR is not None:
-        branch = (u_MR.contiguous(), low_rank.b_NR.to(u_MR.device, torch.float32).contiguous())
+    if u_MR is not None and v_NR is not None:
+        branch = (u_MR.contiguous(), v_NR.to(torch.float32).contiguous())
     return lifted_product_triton(
         a,
         b,
