@@ -19,8 +19,9 @@ from forge_kernels.transforms import BlockMatrix, Diagonal, Hadamard, Transform,
 
 pytestmark = pytest.mark.gpu
 
-BOUND = 5e-3
-"""Nats per token between the mean losses: sums are ordered differently, and a value at a tie moves a whole code."""
+BOUND = 0.015
+"""Nats per token between mean losses over 24 sequences. Sums are ordered differently, and what moves across a tie moves a whole
+code: on the CPU alone, noise of 1e-6 on the embedding moves these losses by up to 0.006 (standard deviation 0.003)."""
 
 
 def transforms_of(num_inputs: int) -> dict[str, Transform]:

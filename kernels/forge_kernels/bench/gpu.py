@@ -179,7 +179,7 @@ def time_few_rows(bandwidth: float, *, repeats: int) -> Iterator[Measurement]:
             instead_spread=instead.spread,
             floor="reading the weight",
             share=SIDE * SIDE * 4.25 / 8 / bandwidth / mine.median,
-            error=_relative(_product(prepared[0], "float32")(checked_MK, dtype=torch.float32), wanted),
+            error=_relative(mxfp4_linear(checked_MK, prepared[0], dtype=torch.float32), wanted),
         )
 
 

@@ -321,8 +321,9 @@ def matrix_rows_triton(
 ) -> Tensor:
     """Return ``lowered(x) decode(weight)^T``, (M, N) of `dtype`, for one to `MOST_ROWS` rows.
 
-    x: lifted to E4M3, its blocks in halves. references_N: uint8, the largest scale byte of each row's blocks that hold a non-zero code. counters: int32 zeros, one per
-    tile of outputs; they are zero again afterwards, and no two products may use them at the same time.
+    x: lifted to E4M3, its blocks in halves. references_N: uint8, the largest scale byte of each row's blocks that hold a
+    non-zero code. counters: int32 zeros, one per tile of outputs; they are zero again afterwards, and no two products may use
+    them at the same time.
 
     Raises:
         ValueError: another number of rows.
