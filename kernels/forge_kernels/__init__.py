@@ -9,9 +9,11 @@ from forge_kernels.ops.decode import decode, decode_codes
 from forge_kernels.ops.encode import choose_scales, encode, encode_with_scales
 from forge_kernels.ops.fake_quantize import fake_quantize
 from forge_kernels.ops.hadamard import hadamard
+from forge_kernels.ops.mxfp4_linear import MXFP4Weight, mxfp4_linear, prepare_weight
 from forge_kernels.ops.pack import pack, unpack
 from forge_kernels.rules import ActivationRule, Encoded, LowRank, ScaleRule
 from forge_kernels.solvers.balance import smooth_scales
+from forge_kernels.solvers.code_swaps import swap_codes
 from forge_kernels.solvers.gptq import gptq
 from forge_kernels.solvers.low_rank import fit_low_rank
 from forge_kernels.solvers.wush import wush_matrices
@@ -37,6 +39,7 @@ __all__ = [
     "Encoded",
     "Hadamard",
     "LowRank",
+    "MXFP4Weight",
     "Permutation",
     "ScaleRule",
     "Transform",
@@ -54,8 +57,11 @@ __all__ = [
     "fit_low_rank",
     "gptq",
     "hadamard",
+    "mxfp4_linear",
     "pack",
+    "prepare_weight",
     "smooth_scales",
+    "swap_codes",
     "transform_weight",
     "unpack",
     "wush_matrices",

@@ -44,6 +44,24 @@ def test_a_whole_weight_gets_the_codes_of_the_reference(monkeypatch: pytest.Monk
     assert_equal(codes[1], codes[0], "code")
 
 
+def test_where_the_kernel_cannot_be_compiled_the_reference_is_taken_and_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise PermissionError("no compiler")
+
+    class Device:
+        type = "cuda"
+
+    gptq_module.choose_panel_encoder.cache_clear()
+    monkeypatch.setattr(gptq_module, "encode_panel_triton", fail)
+    monkeypatch.setattr(gptq_module.torch, "zeros", lambda *shape, **rest: torch.ones(*shape, dtype=rest["dtype"]))
+    monkeypatch.setattr(gptq_module.torch, "eye", lambda size, **rest: torch.ones(size, size))
+    assert gptq_module.choose_panel_encoder(Device()) is encode_panel_reference
+    gptq_module.choose_panel_encoder.cache_clear()
+    assert "its kernel cannot be compiled here: no compiler" in caplog.text
+
+
 def test_a_weight_without_outputs_is_nothing_to_do() -> None:
     empty = torch.empty(32, 0, dtype=torch.float64, device=DEVICE)
     encode_panel_triton(

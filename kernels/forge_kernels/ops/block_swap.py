@@ -98,7 +98,7 @@ def _moved(y_MBJ: Tensor, gram_Bij: Tensor) -> Tensor:
         pull_MBJ.add_(error_MBJ[..., j : j + 1] * gram_Bij[:, j])
     pull_MBJ.mul_(2)
     curvature_BJ = gram_Bij.diagonal(dim1=-2, dim2=-1)
-    down_MBJ, up_MBJ = _steps(value_MBJ)
+    down_MBJ, up_MBJ = steps_to_neighbours(value_MBJ)
     down_change_MBJ = down_MBJ * (pull_MBJ + down_MBJ * curvature_BJ)
     up_change_MBJ = up_MBJ * (pull_MBJ + up_MBJ * curvature_BJ)
     is_up_MBJ = up_change_MBJ < down_change_MBJ
@@ -108,7 +108,7 @@ def _moved(y_MBJ: Tensor, gram_Bij: Tensor) -> Tensor:
     return value_MBJ.scatter_add_(-1, place_MB1, step_MB1)
 
 
-def _steps(value: Tensor) -> tuple[Tensor, Tensor]:
+def steps_to_neighbours(value: Tensor) -> tuple[Tensor, Tensor]:
     """Return the (negative) step to the next E2M1 value below and the step to the one above; 0 beyond the largest."""
     magnitude = value.abs()
     outward = _half_power_of_two(magnitude).masked_fill_(magnitude == E2M1.max_value, 0.0)

@@ -18,7 +18,9 @@ Legend: N output features, K input features, B = K / 32 blocks, P channels of a 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -35,6 +37,8 @@ from forge_kernels.ops.encode import choose_scales
 from forge_kernels.rules import Encoded
 from forge_kernels.solvers._moments import check_damping, checked_matrix, checked_moment, damped_cholesky
 from forge_kernels.solvers.gptq_kernel import encode_panel_triton
+
+_logger = logging.getLogger(__name__)
 
 PANEL = 32
 """Channels per panel. Small enough that the operations within a panel stay below the size from which torch splits them
@@ -119,9 +123,25 @@ def _encode_channels(weight_KN: Tensor, scales_KN: Tensor, feedback_KK: Tensor) 
     return rounded_KN
 
 
-def choose_panel_encoder(device: torch.device) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]:
-    """Return what encodes a panel: the kernel on CUDA, the reference elsewhere."""
-    return encode_panel_triton if device.type == "cuda" else encode_panel_reference
+PanelEncoder = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
+
+
+@lru_cache(maxsize=8)
+def choose_panel_encoder(device: torch.device) -> PanelEncoder:
+    """Return what encodes a panel: on CUDA the kernel, if it can be compiled here, which is tried once; else the reference.
+
+    A sandbox need not have a compiler or leave to start it; the codes are the same either way, and a warning says which it is.
+    """
+    if device.type != "cuda":
+        return encode_panel_reference
+    zeros = torch.zeros(MXFP4.block, 1, dtype=torch.float64, device=device)
+    identity = torch.eye(MXFP4.block, dtype=torch.float64, device=device)
+    try:
+        encode_panel_triton(zeros, zeros, zeros.to(torch.uint8), identity, zeros.float(), zeros.clone())
+    except (Exception, SystemExit) as error:
+        _logger.warning("GPTQ runs as eager operations, its kernel cannot be compiled here: %s", error)
+        return encode_panel_reference
+    return encode_panel_triton
 
 
 def encode_panel_reference(
