@@ -49,7 +49,7 @@ STAGES: Final[dict[str, tuple[tuple[Any, str], ...]]] = {
     "artifact: making and writing": ((SessionServer, "finish"), (ArtifactStore, "keep")),
     "artifact: checks": ((evaluator_module, "check_artifact"),),
     "artifact: evidence": ((evaluator_module, "collect_evidence"),),
-    "scoring": ((Evaluator, "_score"),),
+    "scoring": ((Evaluator, "_score_artifact"),),
 }
 """The functions that are a stage of an evaluation; what remains is the programs' own work and the messages."""
 

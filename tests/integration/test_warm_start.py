@@ -228,7 +228,7 @@ assert "forge_kernels.bench" not in sys.modules
 import inspect, forge_kernels.bench, forge_kernels.rules
 print(forge_kernels.bench.__file__, len(inspect.getsource(forge_kernels.rules.LowRank)) > 0)
 """
-    assert printed(host, body) == "/quantforge/forge_kernels/bench.py True\n"
+    assert printed(host, body) == "/quantforge/forge_kernels/bench/__init__.py True\n"
 
 
 HOSTILE = {

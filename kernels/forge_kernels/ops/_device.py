@@ -17,15 +17,33 @@ Legend: N blocks, C chunks, E elements of a chunk, C E = 32.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
+import torch
 import triton
 import triton.language as tl
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 EVEN = tl.constexpr(0)
 RCEIL = tl.constexpr(2)
 SEARCH = tl.constexpr(3)
 """Indices of `SCALE_RULES`."""
+
+
+def on_device_of(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Let a function that launches kernels run with the device of its first tensor as the current one, where Triton launches."""
+
+    @wraps(function)
+    def run(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+        first = next((part for part in arguments if isinstance(part, torch.Tensor)), None)
+        with torch.cuda.device_of(first):
+            return function(*arguments, **named)
+
+    return run
 
 
 def is_interpreted(kernel: Any) -> bool:

@@ -19,6 +19,7 @@ from forge_kernels.ops._device import (
     amax_bits,
     inverse_scale_of_bytes,
     is_interpreted,
+    on_device_of,
     packed_codes,
     rounded_up_to_8,
     scale_bytes,
@@ -104,6 +105,7 @@ def _encode_block_matrix_kernel(
     tl.store(scales_ptr + row_R[:, None] * blocks_per_row + block_G[None, :], bytes_RG, mask=inside_RG)
 
 
+@on_device_of
 def encode_block_matrix_triton(
     x_MK: Tensor, matrix_Bij: Tensor, scale_rule: ScaleRule, *, diagonal_K: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

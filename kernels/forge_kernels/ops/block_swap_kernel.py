@@ -17,6 +17,7 @@ from forge_kernels.ops._device import (
     amax_bits,
     hadamard_tile,
     inverse_scale_of_bytes,
+    on_device_of,
     packed_codes,
     rounded,
     scale_bytes,
@@ -91,6 +92,7 @@ def _encode_with_swap_kernel(
     tl.store(scales_ptr + block_N, stored_bytes(bytes_N, bits_N), mask=is_inside_N)
 
 
+@on_device_of
 def encode_with_swap_triton(
     x_MK: Tensor,
     gram_Bij: Tensor,

@@ -22,6 +22,7 @@ from forge_kernels.ops._device import (
     inverse_scale_of_bytes,
     load_blocks,
     narrow,
+    on_device_of,
     packed_codes,
     rounded,
     rounded_up_to_8,
@@ -77,6 +78,7 @@ def _fake_quantize_kernel(
     tl.store(values_ptr + place_NCE, narrow(value_NCE, values_ptr.dtype.element_ty), mask=is_inside_N11)
 
 
+@on_device_of
 def encode_packed_triton(
     x_MK: Tensor, scale_rule: ScaleRule, *, diagonal_K: Tensor | None = None, hadamard_size: int = 1
 ) -> tuple[Tensor, Tensor]:
@@ -97,6 +99,7 @@ def encode_packed_triton(
     return packed, scales
 
 
+@on_device_of
 def fake_quantize_triton(
     x_MK: Tensor,
     scale_rule: ScaleRule,

@@ -29,6 +29,7 @@ from forge_kernels.ops._device import (
     inverse_scale_of_bytes,
     is_interpreted,
     load_blocks,
+    on_device_of,
     rounded,
     scale_bytes,
 )
@@ -267,6 +268,7 @@ def _matrix_rows_kernel(
             tl.store(counters_ptr + tl.program_id(0), 0)
 
 
+@on_device_of
 def one_row_triton(
     x_1K: Tensor,
     packed_NH: Tensor,
@@ -305,6 +307,7 @@ def one_row_triton(
     return y
 
 
+@on_device_of
 def matrix_rows_triton(
     x: Lifted,
     packed_NH: Tensor,

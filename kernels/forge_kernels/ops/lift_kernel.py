@@ -21,6 +21,7 @@ from forge_kernels.ops._device import (
     inverse_scale_of_bytes,
     is_interpreted,
     load_blocks,
+    on_device_of,
     rounded,
     scale_bytes,
 )
@@ -130,6 +131,7 @@ def _lift_packed_kernel(
     )  # fmt: skip
 
 
+@on_device_of
 def encode_lifted_triton(
     x_MK: Tensor,
     scale_rule: ScaleRule,
@@ -164,6 +166,7 @@ def encode_lifted_triton(
     return lifted
 
 
+@on_device_of
 def lift_packed_triton(packed_MH: Tensor, scales_MB: Tensor, element: LiftElement = "e4m3") -> Lifted:
     """Return the FP8 operand of packed codes (M, K / 2) and scale bytes (M, K / 32), both uint8 and contiguous.
 

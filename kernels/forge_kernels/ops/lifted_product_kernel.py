@@ -86,10 +86,11 @@ def lifted_product_triton(
     rank = u.shape[1] if branch is not None else 0
     grid = (triton.cdiv(num_rows, m) * triton.cdiv(num_outputs, n),)
     if y.numel():
-        _lifted_product_kernel[grid](
-            TensorDescriptor.from_tensor(a.values_MK, [m, k]), TensorDescriptor.from_tensor(b.values_MK, [n, k]),
-            a.scales_M, b.scales_M, b.scales_M if bias_N is None else bias_N, u, v, y, num_rows, num_outputs, num_inputs,
-            HAS_BIAS=bias_N is not None, RANK=rank, R=max(16, triton.next_power_of_2(rank)), IS_FAST=is_fast, GROUP=_GROUP,
-            M=m, N=n, K=k, num_stages=num_stages, num_warps=8,
-        )  # fmt: skip
+        with torch.cuda.device_of(y):
+            _lifted_product_kernel[grid](
+                TensorDescriptor.from_tensor(a.values_MK, [m, k]), TensorDescriptor.from_tensor(b.values_MK, [n, k]),
+                a.scales_M, b.scales_M, b.scales_M if bias_N is None else bias_N, u, v, y, num_rows, num_outputs, num_inputs,
+                HAS_BIAS=bias_N is not None, RANK=rank, R=max(16, triton.next_power_of_2(rank)), IS_FAST=is_fast, GROUP=_GROUP,
+                M=m, N=n, K=k, num_stages=num_stages, num_warps=8,
+            )  # fmt: skip
     return y

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forge_kernels.ops._device import on_device_of
+
 _ROWS, _OUTPUTS, _INPUTS = 128, 128, 128
 
 
@@ -43,6 +45,7 @@ def _scaled_product_kernel(
     tl.store(y_ptr + place_MN, sum_MN, mask=is_row_M[:, None] & is_output_N[None, :])
 
 
+@on_device_of
 def scaled_product_triton(a_packed_MH: Tensor, a_scales_MB: Tensor, b_packed_NH: Tensor, b_scales_NB: Tensor) -> Tensor:
     """Return ``decode(a) decode(b)^T``, (M, N) float32; all four are contiguous uint8, packed codes and scale bytes."""
     num_rows, num_outputs = len(a_packed_MH), len(b_packed_NH)

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from forge_kernels.formats import MXFP4
-from forge_kernels.ops._device import inverse_scale_of_bytes, rounded, scale_of_bytes
+from forge_kernels.ops._device import inverse_scale_of_bytes, on_device_of, rounded, scale_of_bytes
 
 _OUTPUTS = 32
 
@@ -54,6 +54,7 @@ def _encode_panel_kernel(
         target_NP += feedback_NP * difference_N[:, None]
 
 
+@on_device_of
 def encode_panel_triton(
     target_PN: Tensor,
     weight_PN: Tensor,
