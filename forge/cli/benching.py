@@ -29,6 +29,8 @@ def bench_kernels(device_name: str | None, *, out: Path | None, repeats: int) ->
         raise UserError(f"repeats is {repeats}; give at least 1")
     if out is not None and not out.parent.is_dir():
         raise UserError(f"{out} cannot be written: there is no folder {out.parent}; make it first")
+    if out is not None:
+        _require_writable(out)
     progress = Console(stderr=True)
     document: dict[str, Any] = {"environment": describe(device), "repeats": repeats, "measurements": []}
     for measurement in _all(device, repeats):
@@ -66,6 +68,17 @@ def _all(device: torch.device, repeats: int) -> Iterator[Measurement]:
     else:
         yield from time_cpu(repeats=repeats)
         yield time_scoring(repeats=max(3, repeats // 2))
+
+
+def _require_writable(out: Path) -> None:
+    """Find out before minutes of timing whether there will be a place for the result."""
+    existed = out.exists()
+    try:
+        out.open("a").close()
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror}; give the path of a file") from error
+    if not existed:
+        out.unlink()
 
 
 def _device(name: str | None) -> torch.device:

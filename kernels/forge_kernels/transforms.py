@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from forge_kernels.ops._arithmetic import split_runs
-from forge_kernels.ops.hadamard import hadamard
+from forge_kernels.ops.hadamard import MAX_SIZE, hadamard
 
 BLOCK = 32
 """Side of a block matrix: the block length of MXFP4, so that a block transform never mixes two scales."""
@@ -111,6 +111,31 @@ def transform_weight(transform: Transform, weight_NK: Tensor) -> Tensor:
     for step in transform:
         weight_NK = step.apply_inverse_to_weight(weight_NK)
     return weight_NK
+
+
+def require_fitting(transform: Transform, num_inputs: int) -> None:
+    """Raise where a step cannot act on inputs of `num_inputs` channels.
+
+    Raises:
+        ValueError: names the step, what it has and what it needs.
+    """
+    for index, step in enumerate(transform):
+        if isinstance(step, Diagonal):
+            has, fits = tuple(step.scale_K.shape), tuple(step.scale_K.shape) == (num_inputs,)
+            needs = f"({num_inputs},)"
+        elif isinstance(step, Permutation):
+            has, fits = tuple(step.index_K.shape), tuple(step.index_K.shape) == (num_inputs,)
+            needs = f"({num_inputs},)"
+        elif isinstance(step, Hadamard):
+            is_size = 2 <= step.size <= MAX_SIZE and step.size & (step.size - 1) == 0
+            has, fits = (step.size,), is_size and num_inputs % step.size == 0
+            needs = f"a power of two from 2 to {MAX_SIZE} that divides {num_inputs}"
+        else:
+            has = tuple(step.matrix_Bij.shape)
+            fits = num_inputs % BLOCK == 0 and has in ((1, BLOCK, BLOCK), (num_inputs // BLOCK, BLOCK, BLOCK))
+            needs = f"({num_inputs // BLOCK}, {BLOCK}, {BLOCK}) or (1, {BLOCK}, {BLOCK})"
+        if not fits:
+            raise ValueError(f"step {index} of the transform, {type(step).__name__}, has {has}; it needs {needs}")
 
 
 def multiply_adds_per_element(transform: Transform) -> float:

@@ -80,6 +80,9 @@ def test_what_cannot_be_timed_is_refused(tmp_path: Path) -> None:
         benching.bench_kernels("cpu", out=None, repeats=0)
     with pytest.raises(UserError, match=r"there is no folder .*/missing; make it first"):
         benching.bench_kernels("cpu", out=tmp_path / "missing" / "bench.json", repeats=1)
+    with pytest.raises(UserError, match="cannot be written: Is a directory"):
+        benching.bench_kernels("cpu", out=tmp_path, repeats=1)
+    assert list(tmp_path.iterdir()) == []
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="this torch sees no CUDA device; give --device cpu"):
             benching.bench_kernels("cuda", out=None, repeats=1)

@@ -70,3 +70,13 @@ def test_sizes_that_do_not_divide_and_integers_are_refused() -> None:
         hadamard(torch.ones(2, 96), 64)
     with pytest.raises(ValueError, match=r"cannot rotate torch\.int64"):
         hadamard(torch.ones(2, 64, dtype=torch.int64), 64)
+
+
+def test_gradients_flow_whoever_asked_for_the_matrix_first() -> None:
+    hadamard_matrix.cache_clear()
+    x_MK = torch.randn(2, 32, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        hadamard(x_MK, 16)
+    x_MK.requires_grad_()
+    hadamard(x_MK, 16).sum().backward()
+    assert x_MK.grad is not None

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from forge_kernels import block_gram, decode, encode
+from forge_kernels import block_gram, decode, encode, pack
 from forge_kernels.ops import mxfp4_linear as module
 from forge_kernels.ops.block_swap import fake_quantize_with_swap
 from forge_kernels.ops.encode_activation import encode_activation, fused_steps
 from forge_kernels.ops.fake_quantize import fake_quantize
 from forge_kernels.ops.mxfp4_linear import multiply, mxfp4_linear, prepare_weight
 from forge_kernels.ops.routes import ROUTES, Route, choose_route, route_of_capability
-from forge_kernels.rules import CODE_RULES, ActivationRule, CodeRule, LowRank
+from forge_kernels.rules import CODE_RULES, ActivationRule, CodeRule, Encoded, LowRank
 from forge_kernels.transforms import BlockMatrix, Diagonal, Hadamard, Permutation, Transform, apply_transform
 from tests.kernel_cases import DEVICE, relative_error
 
@@ -146,7 +148,10 @@ def test_a_weight_for_few_rows_keeps_four_and_a_quarter_bits_and_refuses_many() 
     assert weight.values_NK is None
     assert 8 * (weight.packed_NH.numel() + weight.scales_NB.numel()) == 4.25 * N * K
     assert mxfp4_linear(torch.ones(16, K, device=DEVICE), weight).shape == (16, N)
-    with pytest.raises(ValueError, match="prepared for at most 16 rows with nearest codes, and got 17"):
+    with pytest.raises(
+        ValueError,
+        match=r"prepared for 1 to 16 rows under nearest codes .* and got 17",
+    ):
         mxfp4_linear(torch.ones(17, K, device=DEVICE), weight)
 
 
@@ -159,18 +164,119 @@ def test_the_route_follows_from_the_capability() -> None:
     assert prepare_weight(WEIGHT, device="cpu").route == "float32"
 
 
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("num_rows", [1, 3, 17])
+def test_what_does_not_fit_is_refused_on_every_route_and_for_any_number_of_rows(num_rows: int, route: Route) -> None:
+    weight = prepare_weight(WEIGHT, device=DEVICE, route=route)
+    x = torch.randn(num_rows, K, generator=torch.Generator().manual_seed(9)).to(DEVICE)
+    swaps = ActivationRule(code_rule="block_swap")
+    gram_Bij = block_gram((decode(WEIGHT),)).to(DEVICE)
+    bad_branch = LowRank(a_RK=BRANCH.a_RK, b_NR=BRANCH.b_NR[:, :2])
+    refused: list[tuple[str, dict[str, Any]]] = [
+        ("block_swap needs the Gram matrices", {"activation": swaps}),
+        (r"Gram matrices are \(1, 32, 32\)", {"activation": swaps, "gram_Bij": gram_Bij[:1]}),
+        ("unknown code rule 'blockswap'", {"activation": ActivationRule(code_rule="blockswap")}),  # type: ignore[arg-type]
+        ("unknown scale rule 'evn'", {"activation": ActivationRule(scale_rule="evn")}),  # type: ignore[arg-type]
+        ("unknown accumulation 'fp32'", {"accumulation": "fp32"}),
+        (r"bias is \(39,\)", {"bias_N": torch.ones(N - 1, device=DEVICE)}),
+        (r"bias is \(40, 1\)", {"bias_N": torch.ones(N, 1, device=DEVICE)}),
+        (r"branch is \(3, 192\) and \(40, 2\)", {"low_rank": bad_branch}),
+        (r"Hadamard, has \(3,\); it needs a power of two", {"transform": (Hadamard(size=3),)}),
+        (r"Hadamard, has \(256,\)", {"transform": (Hadamard(size=256),)}),
+        (r"Hadamard, has \(0,\)", {"transform": (Hadamard(size=0),)}),
+        (
+            r"Diagonal, has \(32,\); it needs \(192,\)",
+            {"transform": (Diagonal(scale_K=torch.ones(32, device=DEVICE)),)},
+        ),
+        (r"Permutation, has \(32,\)", {"transform": (Permutation(index_K=torch.arange(32, device=DEVICE)),)}),
+        (r"BlockMatrix, has \(32, 32\)", {"transform": (BlockMatrix(matrix_Bij=torch.eye(32, device=DEVICE)),)}),
+    ]
+    for message, arguments in refused:
+        with pytest.raises(ValueError, match=message):
+            mxfp4_linear(x, weight, **arguments)
+    for wrong in (x.double(), x.int(), torch.ones((), device=DEVICE)):
+        with pytest.raises(ValueError, match="cannot multiply|does not end in"):
+            mxfp4_linear(wrong, weight)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("num_rows", [1, 3, 17])
+def test_strided_operands_and_an_unread_gram_change_nothing(num_rows: int, route: Route) -> None:
+    generator = torch.Generator().manual_seed(10)
+    weight = prepare_weight(WEIGHT, device=DEVICE, route=route)
+    x = torch.randn(num_rows, K, generator=generator).to(DEVICE)
+    wide_K = torch.randn(2 * K, generator=generator).exp().to(DEVICE)
+    wide_N = torch.randn(2 * N, generator=generator).to(DEVICE)
+    plain: dict[str, Any] = {
+        "transform": (Diagonal(scale_K=wide_K[::2].contiguous()),),
+        "bias_N": wide_N[::2].contiguous(),
+    }
+    strided: dict[str, Any] = {"transform": (Diagonal(scale_K=wide_K[::2]),), "bias_N": wide_N[::2]}
+    for accumulation in ("float32", "fast"):
+        wanted = mxfp4_linear(x, weight, accumulation=accumulation, **plain)  # type: ignore[arg-type]
+        got = mxfp4_linear(x, weight, accumulation=accumulation, **strided)  # type: ignore[arg-type]
+        assert torch.equal(got, wanted)
+    gram_Bij = block_gram((decode(WEIGHT),)).to(DEVICE)
+    assert torch.equal(mxfp4_linear(x, weight, gram_Bij=gram_Bij), mxfp4_linear(x, weight))
+    assert not mxfp4_linear(x.clone().requires_grad_(), weight, low_rank=BRANCH).requires_grad
+
+
+def test_another_default_dtype_changes_nothing() -> None:
+    x = torch.randn(5, K, generator=torch.Generator().manual_seed(11)).to(DEVICE)
+    results = []
+    for default in (torch.float32, torch.bfloat16):
+        torch.set_default_dtype(default)
+        try:
+            encoded = encode(torch.randn(N, K, generator=torch.Generator().manual_seed(12), dtype=torch.float32))
+            weights = [prepare_weight(encoded, device=DEVICE, route=route) for route in ROUTES]
+            results.append([mxfp4_linear(x, weight) for weight in weights])
+        finally:
+            torch.set_default_dtype(torch.float32)
+    for got, wanted in zip(*results, strict=True):
+        assert got.dtype == torch.float32
+        assert torch.equal(got, wanted)
+
+
+def test_few_rows_leave_weights_of_many_octaves_to_others() -> None:
+    for span in (26, 27, 40):
+        codes = torch.full((16, 64), 2, dtype=torch.uint8)
+        encoded = Encoded(codes_NK=codes, scales_NB=torch.tensor([[150, 150 - span]], dtype=torch.uint8).repeat(16, 1))
+        x = torch.ones(16, 64)
+        x[:, :32] = 0
+        wanted = decode(encode(x)).double() @ decode(encoded).double().T
+        weight = prepare_weight(encoded, device=DEVICE, route="fp8_lift")
+        assert (weight.references_N is None) == (span > 26 or weight.route != "fp8_lift")
+        assert prepare_weight(encoded, device=DEVICE, route="fp8_lift", few_rows_only=True).route == (
+            "fp8_lift" if span <= 26 else "bf16"
+        )
+        if span != 27 or DEVICE == "cuda":  # the interpreter loses subnormals of E5M2
+            for num_rows in (1, 2, 16):
+                assert relative_error(mxfp4_linear(x[:num_rows].to(DEVICE), weight), wanted[:num_rows]) < 3e-4
+
+
 def test_what_cannot_be_is_refused() -> None:
     weight = prepare_weight(WEIGHT, device=DEVICE, route="float32")
     with pytest.raises(ValueError, match=r"unknown route 'tf32'; known: fp8_lift"):
         prepare_weight(WEIGHT, route="tf32")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"input \(2, 64\) does not end in the weight's 192 inputs"):
         mxfp4_linear(torch.ones(2, 64, device=DEVICE), weight)
-    with pytest.raises(ValueError, match="block_swap needs the Gram matrices"):
-        mxfp4_linear(torch.ones(2, K, device=DEVICE), weight, activation=ActivationRule(code_rule="block_swap"))
     x_MK = torch.ones(20, K, device=DEVICE)
-    encoded = encode_activation(x_MK, "bf16")
     with pytest.raises(ValueError, match="encoded for route 'bf16', the weight for 'float32'"):
-        multiply(encoded, weight, x_MK=x_MK)
+        multiply(encode_activation(x_MK, "bf16"), weight, x_MK=x_MK)
+    encoded = encode_activation(x_MK, "float32")
+    with pytest.raises(ValueError, match=r"encoded activation is \(20, 192\) and its input \(3, 192\)"):
+        multiply(encoded, weight, x_MK=x_MK[:3])
+    with pytest.raises(ValueError, match="unknown route 'fp4'"):
+        encode_activation(x_MK, "fp4")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"activation is torch\.float32 \(192,\); give rows"):
+        encode_activation(x_MK[0], "float32")
+    for route in ROUTES:
+        none = prepare_weight(
+            Encoded(codes_NK=WEIGHT.codes_NK[:0], scales_NB=WEIGHT.scales_NB[:0]), device=DEVICE, route=route
+        )
+        assert mxfp4_linear(x_MK, none).shape == (20, 0)
+        turned = Encoded(codes_NK=WEIGHT.codes_NK.T.contiguous().T, scales_NB=WEIGHT.scales_NB)
+        assert torch.equal(prepare_weight(turned, device=DEVICE, route=route).packed_NH.cpu(), pack(WEIGHT.codes_NK))
 
 
 def test_only_the_end_of_a_transform_is_left_to_the_kernels() -> None:

@@ -51,7 +51,7 @@ def decode_codes(codes_MK: Tensor, scales_MB: Tensor) -> Tensor:
     codes_RK, scales_RB = codes_MK.reshape(-1, codes_MK.shape[-1]), scales_MB.reshape(-1, blocks_per_row)
     values_RBJ = values_MK.view(-1, blocks_per_row, BLOCK)
     for rows in row_chunks(len(codes_RK), blocks_per_row, codes_MK.device):
-        torch.index_select(codebook, 0, codes_RK[rows].to(torch.int32).view(-1), out=values_RBJ[rows].view(-1))
+        torch.index_select(codebook, 0, codes_RK[rows].to(torch.int32).reshape(-1), out=values_RBJ[rows].view(-1))
         values_RBJ[rows].mul_(scale_of_bytes(scales_RB[rows].to(torch.int32)).unsqueeze(-1))
     return values_MK
 

@@ -77,7 +77,7 @@ def _encode_in_chunks(
     x_RBJ = x_MK.view(-1, blocks_per_row, BLOCK) if x_MK.numel() else x_MK.reshape(0, blocks_per_row, BLOCK)
     codes_RBJ = torch.empty(x_RBJ.shape, dtype=torch.uint8, device=x_MK.device) if wants_codes else None
     scales_RB = torch.empty(x_RBJ.shape[:2], dtype=torch.uint8, device=x_MK.device)
-    amax_RB1 = torch.empty(*x_RBJ.shape[:2], 1, device=x_MK.device)
+    amax_RB1 = torch.empty(*x_RBJ.shape[:2], 1, dtype=torch.float32, device=x_MK.device)
     y_RBJ = scratch_RBJ = None
     for rows in row_chunks(len(x_RBJ), blocks_per_row, x_MK.device):
         chunk_RBJ = x_RBJ[rows]

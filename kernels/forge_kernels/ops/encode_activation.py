@@ -18,14 +18,15 @@ from forge_kernels.ops._arithmetic import scale_of_bytes, split_runs
 from forge_kernels.ops.block_matrix_kernel import encode_block_matrix_triton
 from forge_kernels.ops.block_swap import fake_quantize_with_swap
 from forge_kernels.ops.block_swap_kernel import encode_with_swap_triton
+from forge_kernels.ops.encode import require_known_rule
 from forge_kernels.ops.encode_kernel import encode_packed_triton, fake_quantize_triton
 from forge_kernels.ops.fake_quantize import fake_quantize
 from forge_kernels.ops.lift import Lifted
 from forge_kernels.ops.lift_kernel import encode_lifted_triton, lift_packed_triton
 from forge_kernels.ops.pack import unpack
-from forge_kernels.ops.routes import Route
-from forge_kernels.rules import ActivationRule
-from forge_kernels.transforms import BlockMatrix, Diagonal, Hadamard, Step, Transform, apply_transform
+from forge_kernels.ops.routes import Route, require_known_route
+from forge_kernels.rules import CODE_RULES, ActivationRule
+from forge_kernels.transforms import BlockMatrix, Diagonal, Hadamard, Step, Transform, apply_transform, require_fitting
 
 NEAREST_EVEN = ActivationRule()
 
@@ -47,6 +48,16 @@ class EncodedActivation:
     packed: tuple[Tensor, Tensor] | None = None
     lifted: Lifted | None = None
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """M and K."""
+        if self.lifted is not None:
+            return len(self.lifted.values_MK), self.lifted.values_MK.shape[1]
+        if self.packed is not None:
+            return len(self.packed[0]), 2 * self.packed[0].shape[1]
+        assert self.values_MK is not None
+        return len(self.values_MK), self.values_MK.shape[1]
+
 
 @dataclass(frozen=True, kw_only=True)
 class FusedSteps:
@@ -67,8 +78,29 @@ def fused_steps(transform: Transform, *, longest_hadamard: int = 512, takes_matr
     elif steps and isinstance(steps[-1], BlockMatrix) and takes_matrices:
         matrix_Bij = steps.pop().matrix_Bij  # type: ignore[union-attr]
     if steps and isinstance(steps[-1], Diagonal):
-        diagonal_K = steps.pop().scale_K.to(torch.float32)  # type: ignore[union-attr]
+        diagonal_K = steps.pop().scale_K.to(torch.float32).contiguous()  # type: ignore[union-attr]
     return FusedSteps(before=tuple(steps), diagonal_K=diagonal_K, hadamard_size=size, matrix_Bij=matrix_Bij)
+
+
+def checked_rule(activation: ActivationRule, gram_Bij: Tensor | None, num_inputs: int) -> Tensor | None:
+    """Return the Gram matrices if the code rule reads them.
+
+    Raises:
+        ValueError: an unknown rule, or Gram matrices that are missing or of another shape.
+    """
+    require_known_rule(activation.scale_rule)
+    if activation.code_rule not in CODE_RULES:
+        raise ValueError(f"unknown code rule {activation.code_rule!r}; known: {', '.join(CODE_RULES)}")
+    if activation.code_rule == "nearest":
+        return None
+    expected = (num_inputs // 32, 32, 32)
+    if gram_Bij is None:
+        raise ValueError("the code rule block_swap needs the Gram matrices of the installed weights, and got none")
+    if tuple(gram_Bij.shape) != expected:
+        raise ValueError(
+            f"Gram matrices are {tuple(gram_Bij.shape)}; an input of {num_inputs} channels needs {expected}"
+        )
+    return gram_Bij
 
 
 def encode_activation(
@@ -93,10 +125,19 @@ def encode_activation(
         uses_kernels: whether Triton kernels do it; None means on CUDA. The route fp8_lift and dot_scaled always use them.
 
     Raises:
-        ValueError: a code rule that needs a Gram matrix and got none, or what the transform or the encoder refuse.
+        ValueError: no rows of a known dtype, an unknown route or rule, a transform or Gram matrices that do not fit, or a code
+            rule that needs Gram matrices and got none.
     """
-    if activation.code_rule == "block_swap" and gram_Bij is None:
-        raise ValueError("the code rule block_swap needs the Gram matrices of the installed weights, and got none")
+    require_known_route(route)
+    if x_MK.dim() != 2 or x_MK.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"activation is {x_MK.dtype} {tuple(x_MK.shape)}; give rows of float32, bfloat16 or float16 (M, K)"
+        )
+    if x_MK.shape[1] == 0 or x_MK.shape[1] % 32:
+        raise ValueError(f"shape {tuple(x_MK.shape)} has no whole blocks; the last axis must be a multiple of 32")
+    require_fitting(transform, x_MK.shape[1])
+    gram_Bij = checked_rule(activation, gram_Bij, x_MK.shape[1])
+    x_MK = x_MK.detach()
     if uses_kernels is None:
         uses_kernels = x_MK.is_cuda
     if not uses_kernels and route in ("float32", "bf16"):
@@ -107,8 +148,6 @@ def encode_activation(
             else fake_quantize_with_swap(transformed_MK, gram_Bij, scale_rule=activation.scale_rule)
         )
         return EncodedActivation(route=route, values_MK=values_MK.to(_VALUES[route]))
-    if x_MK.shape[-1] % 32:
-        raise ValueError(f"shape {tuple(x_MK.shape)} has no whole blocks; the last axis must be a multiple of 32")
     if gram_Bij is not None:
         gram_Bij = gram_Bij.to(x_MK.device, torch.float32).contiguous()
     takes_all = gram_Bij is None
@@ -154,7 +193,7 @@ def _in_one_pass(x_MK: Tensor, route: Route, activation: ActivationRule, fused: 
 
 def _values_of_packed(packed_MH: Tensor, scales_MB: Tensor) -> Tensor:
     """Return float32 values; NaN under scale byte 255. Nothing is checked, so that nothing waits for the device."""
-    codebook = torch.tensor(E2M1.codebook, device=packed_MH.device)
+    codebook = torch.tensor(E2M1.codebook, dtype=torch.float32, device=packed_MH.device)
     values_MBJ = split_runs(codebook[unpack(packed_MH).to(torch.int32)])
     scale_MB = scale_of_bytes(scales_MB.to(torch.int32)).masked_fill_(scales_MB == E8M0.max_byte + 1, torch.nan)
     return values_MBJ.mul_(scale_MB.unsqueeze(-1)).flatten(-2)

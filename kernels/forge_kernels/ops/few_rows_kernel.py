@@ -38,6 +38,8 @@ from forge_kernels.ops.lift import Lifted
 from forge_kernels.rules import SCALE_RULES, ScaleRule
 
 MOST_ROWS = 16
+EXACT_OCTAVES = 26
+"""Largest difference of exponents in a weight's row that the kernel for up to 16 rows holds."""
 MOST_BLOCKS = 1024
 """Longest row of the first kernel, in blocks: one thread each."""
 
@@ -338,7 +340,9 @@ def matrix_rows_triton(
     y = torch.empty(num_rows, num_outputs, dtype=dtype, device=packed_NH.device)
     slices = triton.cdiv(bytes_per_row, slice_bytes)
     parts = min(parts, slices)
-    partial = torch.empty(parts if parts > 1 else 0, num_rows, num_outputs, device=packed_NH.device)
+    partial = torch.empty(
+        parts if parts > 1 else 0, num_rows, num_outputs, dtype=torch.float32, device=packed_NH.device
+    )
     if num_outputs:
         _matrix_rows_kernel[(triton.cdiv(num_outputs, outputs), parts)](
             x.values_MK, x.scales_M, packed_NH, scales_NB, references_N, partial, counters, y,

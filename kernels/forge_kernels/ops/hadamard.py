@@ -81,7 +81,8 @@ def _check(x_MK: Tensor, size: int) -> None:
 @lru_cache(maxsize=64)
 def hadamard_matrix(size: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> Tensor:
     """Return the (size, size) normalized Sylvester matrix, `size` a power of two; shared, so never change it."""
-    matrix = torch.ones(1, 1, dtype=torch.float64)
-    while len(matrix) < size:
-        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
-    return matrix.div_(math.sqrt(size)).to(device=device, dtype=dtype)
+    with torch.inference_mode(False):  # it is kept, and others may want gradients through it
+        matrix = torch.ones(1, 1, dtype=torch.float64)
+        while len(matrix) < size:
+            matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+        return matrix.div_(math.sqrt(size)).to(device=device, dtype=dtype)

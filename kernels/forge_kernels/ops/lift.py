@@ -8,11 +8,11 @@ largest exponent of its blocks that hold a non-zero code, and a block with expon
 so that ``row value = stored 2^(r - d_max)``: the row's largest blocks sit at the top of the range, and a matrix product of lifted
 operands needs one power of two per row and per column afterwards.
 
-Rows that span more than 15 (E4M3) or 29 (E5M2) octaves are not exact: their smallest blocks fall below the format's subnormals
-and are rounded to nearest. The error of an element is at most half the smallest subnormal, ``2^(r - d_max - 10)`` for E4M3 and
-``2^(r - d_max - 17)`` for E5M2. Under every scale rule a row whose blocks differ holds an element of at least ``2 2^r`` (the
-largest magnitude is never less than twice its scale), so that is at most 2^-17 (E4M3) or 2^-31 (E5M2) of the row's largest
-magnitude. `Lifted.is_exact_M` says which rows these may be.
+Rows whose blocks' exponents differ by more than 14 (E4M3) or 28 (E5M2) are not exact: their smallest blocks fall below the
+format's subnormals and are rounded to nearest. The error of an element is at most half the smallest subnormal, ``2^(r - d_max -
+10)`` for E4M3 and ``2^(r - d_max - 17)`` for E5M2. Under every scale rule a row whose blocks differ holds an element of at
+least ``2 2^r`` (the largest magnitude is never less than twice its scale), so that is at most 2^-17 (E4M3) or 2^-31 (E5M2) of
+the row's largest magnitude. `Lifted.is_exact_M` says which rows these may be.
 
 Legend: M rows, K elements per row, B = K / 32 blocks.
 """

@@ -125,7 +125,7 @@ def _lift_packed_kernel(
     bits_NJ = ((codes_NJ & 7) << 22) | ((codes_NJ & 8) << 28)
     value_NJ = bits_NJ.to(tl.float32, bitcast=True) * 8.507059173023462e37  # 2^126
     _store_lifted(
-        value_NJ, bytes_N, tl.max(packed_NH, axis=1) > 0, bytes_N < 255, is_inside_N, block_N, row_R,
+        value_NJ, bytes_N, tl.max(packed_NH & 0x77, axis=1) > 0, bytes_N < 255, is_inside_N, block_N, row_R,
         values_ptr, scales_ptr, is_exact_ptr, num_rows,
         LARGEST_SHIFT, LEAST_SHIFT, SMALLEST_INVERSE, ROUNDS_FIRST, False, R, P,
     )  # fmt: skip

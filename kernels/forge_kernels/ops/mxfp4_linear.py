@@ -7,9 +7,11 @@
     fast accumulation, float32 output       about 2e-3 at K = 8192 (fp8_lift only: Hopper's own FP8 sums)
     bfloat16 output                         1.7e-3, the rounding of the output
 
-The lift keeps every row of an activation whose blocks span at most 15 octaves exact; of other rows it moves values by less than
-2^-17 of the row's largest (`forge_kernels.ops.lift` has the bound). A weight that spans more than 15 octaves in some row is
-lifted to E5M2, which holds 29; one that spans more still takes the route bf16. `MXFP4Weight.route` says which was taken.
+The lift keeps every row of an activation exact whose blocks' exponents differ by at most 14; of other rows it moves values by
+less than 2^-17 of the row's largest (`forge_kernels.ops.lift` has the bound). A weight with larger differences in some row is
+lifted to E5M2, which holds 28; one beyond that takes the route bf16. `MXFP4Weight.route` says which was taken. Sums are
+multiplied by the scale of their row and of their output one after the other, in float32: where one of the two lies more than some
+90 octaves from 1, the result may overflow or vanish although the product of all three would not.
 
 Legend: M rows (all leading axes), N output features, K input features, R rank of the branch, H = K / 2 bytes, B = K / 32 blocks.
 """
@@ -23,9 +25,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from forge_kernels.ops._arithmetic import split_runs
+from forge_kernels.ops._device import is_interpreted, widen
 from forge_kernels.ops.decode import decode
-from forge_kernels.ops.encode_activation import NEAREST_EVEN, EncodedActivation, encode_activation, fused_steps
-from forge_kernels.ops.few_rows_kernel import MOST_BLOCKS, MOST_ROWS, matrix_rows_triton, one_row_triton
+from forge_kernels.ops.encode_activation import (
+    NEAREST_EVEN,
+    EncodedActivation,
+    checked_rule,
+    encode_activation,
+    fused_steps,
+)
+from forge_kernels.ops.few_rows_kernel import EXACT_OCTAVES, MOST_BLOCKS, MOST_ROWS, matrix_rows_triton, one_row_triton
 from forge_kernels.ops.lift import Lifted, LiftElement
 from forge_kernels.ops.lift_kernel import MAX_COLUMNS, encode_lifted_triton, lift_packed_triton
 from forge_kernels.ops.lifted_product_kernel import lifted_product_triton
@@ -33,10 +43,11 @@ from forge_kernels.ops.pack import pack, unpack
 from forge_kernels.ops.routes import Route, choose_route, require_known_route
 from forge_kernels.ops.scaled_product_kernel import scaled_product_triton
 from forge_kernels.rules import ActivationRule, Encoded, LowRank
-from forge_kernels.transforms import Transform
+from forge_kernels.transforms import Transform, require_fitting
 
 Accumulation = Literal["float32", "fast"]
 
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ALIGNMENT = 16
 """The library's FP8 products want this many outputs, or a multiple."""
 
@@ -81,30 +92,35 @@ def prepare_weight(
         weight: codes (N, K) and scale bytes.
         device: where it goes; None leaves it where its codes are.
         route: see `forge_kernels.ops.routes`.
-        few_rows_only: on route fp8_lift, keep nothing but the 4.25 bits; products of more than 16 rows are then refused.
+        few_rows_only: on route fp8_lift, keep nothing but the 4.25 bits. It then multiplies 1 to 16 rows under nearest codes and
+            transforms that end in a diagonal or a Hadamard transform, and refuses all else.
 
     Raises:
-        ValueError: an unknown route, no matrix, or codes and scales that do not belong together.
+        ValueError: an unknown route, or one that the device cannot take, no matrix, or codes and scales that do not belong together.
     """
     device = weight.codes_NK.device if device is None else torch.device(device)
     route = choose_route(device) if route is None else route
     require_known_route(route)
+    if device.type != "cuda" and route in ("fp8_lift", "dot_scaled") and not is_interpreted(widen):
+        raise ValueError(
+            f"route {route!r} runs Triton kernels, and {str(device)!r} has none: give a CUDA device, or float32"
+        )
     if weight.codes_NK.dim() != 2:
         raise ValueError(f"a weight is a matrix of codes; these are {tuple(weight.codes_NK.shape)}")
     values_NK = decode(weight)
     num_outputs, num_inputs = values_NK.shape
     packed_NH = pack(weight.codes_NK).to(device).contiguous()
-    scales_NB = weight.scales_NB.to(device).contiguous()
-    if route == "fp8_lift" and num_inputs > MAX_COLUMNS:
+    scales_NB = weight.scales_NB.to(device).clone(memory_format=torch.contiguous_format)
+    if route == "fp8_lift" and (num_inputs > MAX_COLUMNS or num_outputs == 0):
         route = "bf16"
     lifted, references_N, counters = None, None, None
     if route == "fp8_lift":
-        lifted = None if few_rows_only else _lifted_weight(packed_NH, scales_NB)
-        if lifted is None and not few_rows_only:
+        references_N = _row_references(weight, device)
+        counters = torch.zeros(num_outputs, dtype=torch.int32, device=device)
+        if not few_rows_only:
+            lifted = _lifted_weight(packed_NH, scales_NB)
+        if (references_N if few_rows_only else lifted) is None:
             route = "bf16"
-        is_used_NB = (weight.codes_NK.view(num_outputs, -1, 32) != 0).any(dim=-1).to(device)
-        references_N = torch.where(is_used_NB, scales_NB, 0).amax(dim=1)
-        counters = torch.zeros(max(1, num_outputs), dtype=torch.int32, device=device)
     stored = {"bf16": torch.bfloat16, "float32": torch.float32}
     return MXFP4Weight(
         route=route,
@@ -119,6 +135,7 @@ def prepare_weight(
     )
 
 
+@torch.no_grad()
 def mxfp4_linear(
     x: Tensor,
     weight: MXFP4Weight,
@@ -131,7 +148,7 @@ def mxfp4_linear(
     accumulation: Accumulation = "float32",
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Return the layer's output, (..., N).
+    """Return the layer's output, (..., N). Nothing can be differentiated through it.
 
     Args:
         x: (..., K) float32, bfloat16 or float16, untransformed, on the weight's device.
@@ -145,12 +162,18 @@ def mxfp4_linear(
         dtype: of the output; None means that of x.
 
     Raises:
-        ValueError: an input of another width, more rows than a weight for few rows takes, or what encoding refuses.
+        ValueError: an input of another width or dtype, a bias or branch that does not fit, more rows than a weight for few rows
+            takes, or what encoding refuses.
     """
-    if x.shape[-1] != weight.num_inputs:
+    if x.dim() == 0 or x.shape[-1] != weight.num_inputs:
         raise ValueError(f"input {tuple(x.shape)} does not end in the weight's {weight.num_inputs} inputs")
+    if x.dtype not in _DTYPES:
+        raise ValueError(f"cannot multiply {x.dtype}; give float32, bfloat16 or float16")
     rows_MK = x.reshape(-1, x.shape[-1])
     dtype = x.dtype if dtype is None else dtype
+    _check_epilogue(weight, bias_N, low_rank, accumulation)
+    require_fitting(transform, weight.num_inputs)
+    gram_Bij = checked_rule(activation, gram_Bij, weight.num_inputs)
     y_MN = None
     if weight.route == "fp8_lift" and 0 < len(rows_MK) <= MOST_ROWS and gram_Bij is None:
         is_plain = bias_N is None and low_rank is None
@@ -167,6 +190,7 @@ def mxfp4_linear(
     return y_MN.reshape(*x.shape[:-1], weight.num_outputs)
 
 
+@torch.no_grad()
 def multiply(
     encoded: EncodedActivation,
     weight: MXFP4Weight,
@@ -180,16 +204,23 @@ def multiply(
     """Return the output of a layer whose activation is encoded already, (M, N); `x_MK` is the input before any transform.
 
     Raises:
-        ValueError: the activation was encoded for another route, or the weight keeps nothing to multiply many rows with.
+        ValueError: the activation was encoded for another route, shapes that do not fit, or a weight that keeps nothing to
+            multiply such an activation with.
     """
     if encoded.route != weight.route:
         raise ValueError(f"the activation was encoded for route {encoded.route!r}, the weight for {weight.route!r}")
+    if encoded.shape != tuple(x_MK.shape) or encoded.shape[1] != weight.num_inputs:
+        raise ValueError(
+            f"the encoded activation is {encoded.shape} and its input {tuple(x_MK.shape)};"
+            f" the weight needs (M, {weight.num_inputs}) of both"
+        )
+    _check_epilogue(weight, bias_N, low_rank, accumulation)
     u_MR = _branch_input(x_MK, low_rank)
     if encoded.lifted is not None:
         if weight.lifted is None:
             raise ValueError(
-                f"this weight was prepared for at most {MOST_ROWS} rows with nearest codes, and got {len(x_MK)} rows;"
-                " prepare it without few_rows_only"
+                f"this weight was prepared for 1 to {MOST_ROWS} rows under nearest codes and a diagonal or Hadamard transform,"
+                f" and got {len(x_MK)} rows or another transform or rule; prepare it without few_rows_only"
             )
         return _lifted_product(
             encoded.lifted, weight.lifted, weight.num_outputs, u_MR, bias_N, low_rank, accumulation, dtype
@@ -202,6 +233,32 @@ def multiply(
     else:
         raise AssertionError("an activation holds what its route multiplies")
     return _with_bias_and_branch(y_MN, bias_N, u_MR, low_rank).to(dtype)
+
+
+def _check_epilogue(
+    weight: MXFP4Weight, bias_N: Tensor | None, low_rank: LowRank | None, accumulation: Accumulation
+) -> None:
+    if accumulation not in ("float32", "fast"):
+        raise ValueError(f"unknown accumulation {accumulation!r}; known: 'float32', 'fast'")
+    if bias_N is not None and tuple(bias_N.shape) != (weight.num_outputs,):
+        raise ValueError(f"bias is {tuple(bias_N.shape)}; the weight's outputs need ({weight.num_outputs},)")
+    if low_rank is not None:
+        a_shape, b_shape = tuple(low_rank.a_RK.shape), tuple(low_rank.b_NR.shape)
+        if a_shape != (low_rank.rank, weight.num_inputs) or b_shape != (weight.num_outputs, low_rank.rank):
+            raise ValueError(
+                f"branch is {a_shape} and {b_shape}; the weight needs (R, {weight.num_inputs}) and ({weight.num_outputs}, R)"
+            )
+
+
+def _row_references(weight: Encoded, device: torch.device) -> Tensor | None:
+    """Return each row's largest scale byte of a block that is not zero; None where a row spans too much for few rows' kernel."""
+    is_used_NB = split_runs((weight.codes_NK & 7) != 0).any(dim=-1)
+    bytes_NB = weight.scales_NB.to(torch.int32)
+    largest_N = torch.where(is_used_NB, bytes_NB, 0).amax(dim=1)
+    smallest_N = torch.where(is_used_NB, bytes_NB, 255).amin(dim=1)
+    if bool((largest_N - smallest_N > EXACT_OCTAVES).any()):
+        return None
+    return largest_N.to(device, torch.uint8)
 
 
 def _lifted_weight(packed_NH: Tensor, scales_NB: Tensor) -> Lifted | None:
@@ -234,8 +291,8 @@ def _few_rows(
             hadamard_size=fused.hadamard_size,
             dtype=dtype,
         )
-    assert weight.references_N is not None
-    assert weight.counters is not None
+    if weight.references_N is None or weight.counters is None:
+        return None
     lifted = encode_lifted_triton(
         rows_MK,
         activation.scale_rule,
@@ -287,7 +344,7 @@ def _lifted_product(
     return lifted_product_triton(
         a,
         b,
-        bias_N=None if bias_N is None else bias_N.to(torch.float32),
+        bias_N=None if bias_N is None else bias_N.to(torch.float32).contiguous(),
         branch=branch,
         dtype=dtype,
         is_fast=accumulation == "fast",

@@ -49,7 +49,7 @@ def _scaled_product_kernel(
 def scaled_product_triton(a_packed_MH: Tensor, a_scales_MB: Tensor, b_packed_NH: Tensor, b_scales_NB: Tensor) -> Tensor:
     """Return ``decode(a) decode(b)^T``, (M, N) float32; all four are contiguous uint8, packed codes and scale bytes."""
     num_rows, num_outputs = len(a_packed_MH), len(b_packed_NH)
-    y = torch.empty(num_rows, num_outputs, device=a_packed_MH.device)
+    y = torch.empty(num_rows, num_outputs, dtype=torch.float32, device=a_packed_MH.device)
     if y.numel():
         _scaled_product_kernel[(triton.cdiv(num_rows, _ROWS), triton.cdiv(num_outputs, _OUTPUTS))](
             a_packed_MH, a_scales_MB, b_packed_NH, b_scales_NB, y, num_rows, num_outputs, a_scales_MB.shape[1],
