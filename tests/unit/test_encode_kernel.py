@@ -41,7 +41,7 @@ def test_it_has_the_bits_of_the_reference(shape: tuple[int, int], dtype: torch.d
     assert_same(wild(*shape, dtype), scale_rule)
 
 
-@pytest.mark.parametrize("scale_rule", SCALE_RULES)
+@pytest.mark.parametrize("scale_rule", SCALE_RULES if DEVICE == "cuda" else ["even", "search"])
 @pytest.mark.parametrize("size", [2, 16, 32, 64, 128, 512])
 def test_hadamard_transforms_on_the_way_have_the_bits_of_the_butterflies(size: int, scale_rule: ScaleRule) -> None:
     x = wild(6, 1536)

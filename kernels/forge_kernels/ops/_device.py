@@ -1,8 +1,8 @@
 """Device functions that the Triton kernels share: the arithmetic of `forge_kernels.ops._arithmetic` on tiles.
 
-A tile of values has the axes (N, C, E): N blocks of 32, each cut into C chunks of E neighbours, E as many as one 16-byte load
-brings. Triton gives a thread the neighbours of a load, then deals out the first axis to threads: with as many blocks as threads
-each holds whole blocks, and maxima, butterflies and packing stay within its registers.
+A tile of values has the axes (N, J): N blocks of 32. It is read in chunks of E neighbours, E as many as one 16-byte load brings:
+Triton gives a thread the neighbours of a load, then deals out the blocks to threads. With as many blocks as threads each holds
+whole blocks, and maxima, butterflies and packing stay within its registers.
 
 Every kernel that uses these must be launched with ``enable_fp_fusion=False``: a product that is rounded before it is added would
 otherwise be contracted into one operation, and its last bit would differ from the reference. Where a single rounding is meant,
@@ -12,7 +12,7 @@ Values are rounded by an addition: with p the power of two at or below max(|y|, 
 p / 2 as the unit of its last place, which is the spacing of E2M1 values from p on. A rounded value times 2^-126 is a float32
 whose sign is its first bit and whose bits from 22 on are the code: E2M1's subnormal 0.5 becomes a subnormal of float32.
 
-Legend: N blocks, C chunks, E elements of a chunk, C E = 32.
+Legend: N blocks, J = 32 elements of a block, C chunks of E elements, C E = 32.
 """
 
 from __future__ import annotations
@@ -193,16 +193,43 @@ def _butterfly(x, PAIRS: tl.constexpr, HALF: tl.constexpr):
 
 
 @triton.jit
-def hadamard_tile(x_NCE, SIZE: tl.constexpr, NORM: tl.constexpr, N: tl.constexpr, C: tl.constexpr, E: tl.constexpr):
+def hadamard_tile(x_NJ, SIZE: tl.constexpr, NORM: tl.constexpr, N: tl.constexpr):
     """Return the normalized transform of each run of SIZE elements; runs longer than a block take neighbouring blocks.
 
     Butterflies from neighbours outwards, then one product with `NORM`, ``1 / sqrt(SIZE)`` in float32.
     """
-    x = x_NCE
+    x = x_NJ
     for stage in tl.static_range(9):
         if (1 << stage) < SIZE:
-            x = tl.reshape(_butterfly(x, N * 16 >> stage, 1 << stage), (N, C, E))
+            x = tl.reshape(_butterfly(x, N * 16 >> stage, 1 << stage), (N, 32))
     return x * NORM
+
+
+@triton.jit
+def _chunk(ptr, start_N, inside_N1, other, chunk: tl.constexpr, E: tl.constexpr):
+    return tl.load(ptr + (start_N[:, None] + (chunk * E + tl.arange(0, E))[None, :]), mask=inside_N1, other=other)
+
+
+@triton.jit
+def _side_by_side(left, right, N: tl.constexpr, WIDTH: tl.constexpr):
+    """Return (N, 2 WIDTH) from two (N, WIDTH)."""
+    return tl.reshape(tl.permute(tl.join(left, right), (0, 2, 1)), (N, 2 * WIDTH))
+
+
+@triton.jit
+def _four_chunks(ptr, start_N, inside_N1, other, first: tl.constexpr, E: tl.constexpr):
+    """Return four neighbouring chunks of each block, (N, 4 E)."""
+    N: tl.constexpr = start_N.shape[0]
+    low = _side_by_side(
+        _chunk(ptr, start_N, inside_N1, other, first, E), _chunk(ptr, start_N, inside_N1, other, first + 1, E), N, E
+    )
+    high = _side_by_side(
+        _chunk(ptr, start_N, inside_N1, other, first + 2, E),
+        _chunk(ptr, start_N, inside_N1, other, first + 3, E),
+        N,
+        E,
+    )
+    return _side_by_side(low, high, N, 2 * E)
 
 
 @triton.jit
@@ -216,10 +243,16 @@ def load_blocks(
     """
     row_N = block_N // blocks_per_row
     column_N = (block_N % blocks_per_row) * 32
-    inside_N11 = (block_N < num_blocks)[:, None, None]
-    place_1CE = tl.arange(0, C)[None, :, None] * E + tl.arange(0, E)[None, None, :]
     start_N = row_N.to(tl.int64) * row_stride + column_N
-    x_NCE = widen(tl.load(x_ptr + (start_N[:, None, None] + place_1CE), mask=inside_N11, other=0.0))
+    inside_N1 = (block_N < num_blocks)[:, None]
+    # One load per chunk: how Triton deals a third axis to threads differs between its versions.
+    if C == 4:
+        x_NJ = _four_chunks(x_ptr, start_N, inside_N1, 0.0, 0, E)
+    else:
+        first = _four_chunks(x_ptr, start_N, inside_N1, 0.0, 0, E)
+        x_NJ = _side_by_side(first, _four_chunks(x_ptr, start_N, inside_N1, 0.0, 4, E), N, 16)
+    x_NJ = widen(x_NJ)
     if HAS_DIAGONAL:
-        x_NCE *= tl.load(diagonal_ptr + (column_N[:, None, None] + place_1CE), mask=inside_N11, other=1.0)
-    return x_NCE
+        first = _four_chunks(diagonal_ptr, column_N, inside_N1, 1.0, 0, 4)
+        x_NJ *= _side_by_side(first, _four_chunks(diagonal_ptr, column_N, inside_N1, 1.0, 4, 4), N, 16)
+    return x_NJ

@@ -81,7 +81,7 @@ def _encode_with_swap_kernel(
     if HAS_DIAGONAL:
         x_NCE *= tl.load(diagonal_ptr + block * 32 + place_1CE)
     if SIZE > 1:
-        x_NCE = hadamard_tile(x_NCE, SIZE, NORM, N, C, E)
+        x_NCE = tl.reshape(hadamard_tile(tl.reshape(x_NCE, (N, 32)), SIZE, NORM, N), (N, C, E))
     x_NJ = tl.reshape(x_NCE, (N, 32))
     bits_N = amax_bits(x_NJ, N, SIZE)
     bytes_N = scale_bytes(x_NJ, bits_N, RULE, N)

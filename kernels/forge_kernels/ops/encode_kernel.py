@@ -44,10 +44,9 @@ def _encode_kernel(
 ):  # fmt: skip
     block_N = tl.program_id(0) * N + tl.arange(0, N)
     is_inside_N = block_N < num_blocks
-    x_NCE = load_blocks(x_ptr, diagonal_ptr, block_N, num_blocks, blocks_per_row, row_stride, HAS_DIAGONAL, N, C, E)
+    x_NJ = load_blocks(x_ptr, diagonal_ptr, block_N, num_blocks, blocks_per_row, row_stride, HAS_DIAGONAL, N, C, E)
     if SIZE > 1:
-        x_NCE = hadamard_tile(x_NCE, SIZE, NORM, N, C, E)
-    x_NJ = tl.reshape(x_NCE, (N, 32))
+        x_NJ = hadamard_tile(x_NJ, SIZE, NORM, N)
     bits_N = amax_bits(x_NJ, N, SIZE)
     bytes_N = scale_bytes(x_NJ, bits_N, RULE, N)
     packed_NH = packed_codes(rounded_up_to_8(x_NJ * inverse_scale_of_bytes(bytes_N)[:, None]), N)
@@ -63,10 +62,9 @@ def _fake_quantize_kernel(
     N: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     block_N = tl.program_id(0) * N + tl.arange(0, N)
-    x_NCE = load_blocks(x_ptr, diagonal_ptr, block_N, num_blocks, blocks_per_row, row_stride, HAS_DIAGONAL, N, C, E)
+    x_NJ = load_blocks(x_ptr, diagonal_ptr, block_N, num_blocks, blocks_per_row, row_stride, HAS_DIAGONAL, N, C, E)
     if SIZE > 1:
-        x_NCE = hadamard_tile(x_NCE, SIZE, NORM, N, C, E)
-    x_NJ = tl.reshape(x_NCE, (N, 32))
+        x_NJ = hadamard_tile(x_NJ, SIZE, NORM, N)
     bits_N = amax_bits(x_NJ, N, SIZE)
     bytes_N = scale_bytes(x_NJ, bits_N, RULE, N)
     value_NJ = rounded(x_NJ * inverse_scale_of_bytes(bytes_N)[:, None])

@@ -114,10 +114,9 @@ def _row_of_integers(
     B: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     """Return a row as words of four signed bytes, low and high (B, 4), -128 times the sum of each block, and scales (B,)."""
-    x_BCE = load_blocks(x_ptr, diagonal_ptr, block_B, blocks_per_row, blocks_per_row, 0, HAS_DIAGONAL, B, C, E)
+    x_BJ = load_blocks(x_ptr, diagonal_ptr, block_B, blocks_per_row, blocks_per_row, 0, HAS_DIAGONAL, B, C, E)
     if SIZE > 1:
-        x_BCE = hadamard_tile(x_BCE, SIZE, NORM, B, C, E)
-    x_BJ = tl.reshape(x_BCE, (B, 32))
+        x_BJ = hadamard_tile(x_BJ, SIZE, NORM, B)
     bits_B = amax_bits(x_BJ, B, SIZE)
     byte_B = scale_bytes(x_BJ, bits_B, RULE, B)
     value_BJ = rounded(x_BJ * inverse_scale_of_bytes(byte_B)[:, None])

@@ -93,10 +93,9 @@ def _encode_lifted_kernel(
 ):  # fmt: skip
     row_R = tl.program_id(0) * R + tl.arange(0, R)
     block_N = _blocks_of_rows(row_R, num_rows, blocks_per_row, R, P)
-    x_NCE = load_blocks(x_ptr, diagonal_ptr, block_N, num_blocks, blocks_per_row, row_stride, HAS_DIAGONAL, N, C, E)
+    x_NJ = load_blocks(x_ptr, diagonal_ptr, block_N, num_blocks, blocks_per_row, row_stride, HAS_DIAGONAL, N, C, E)
     if SIZE > 1:
-        x_NCE = hadamard_tile(x_NCE, SIZE, NORM, N, C, E)
-    x_NJ = tl.reshape(x_NCE, (N, 32))
+        x_NJ = hadamard_tile(x_NJ, SIZE, NORM, N)
     bits_N = amax_bits(x_NJ, N, SIZE)
     bytes_N = scale_bytes(x_NJ, bits_N, RULE, N)
     inverse_N = inverse_scale_of_bytes(bytes_N)

@@ -96,7 +96,8 @@ def prepare_weight(
             transforms that end in a diagonal or a Hadamard transform, and refuses all else.
 
     Raises:
-        ValueError: an unknown route, or one that the device cannot take, no matrix, or codes and scales that do not belong together.
+        ValueError: an unknown route, or one that the device cannot take, no matrix, or codes and scales that do not belong
+            together.
     """
     device = weight.codes_NK.device if device is None else torch.device(device)
     route = choose_route(device) if route is None else route
