@@ -51,7 +51,7 @@ def assert_right_within_error(
     assert not (codes == 8).any()
 
 
-@pytest.mark.parametrize("scale_rule", SCALE_RULES)
+@pytest.mark.parametrize("scale_rule", SCALE_RULES if DEVICE == "cuda" else ["even", "search"])  # interpreting is slow
 @pytest.mark.parametrize("num_matrices", [1, 6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_codes_are_right_within_the_error(dtype: torch.dtype, num_matrices: int, scale_rule: ScaleRule) -> None:
