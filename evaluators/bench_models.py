@@ -1,9 +1,10 @@
 """Whole models timed: a decoder of Qwen3-4B's shapes on a GPU, and a shipped subject scored on the CPU.
 
-decoder     36 blocks, random bfloat16 weights, hidden 2560, 32 heads and 8 key-value heads of 128, MLP 9728, without the
-head; 8 sequences of 2048 tokens. W4A4 with Hadamard 32 in front of every projection and nearest codes, through the
-layers that score, beside the same model in bfloat16, and beside eager fake quantization of the same codes.
-scoring     losses of a shipped subject on its own text, W4A4 (nearest codes, no transform) beside full precision.
+The decoder has 36 blocks, random bfloat16 weights, hidden size 2560, 32 heads and 8 key-value heads of 128, an MLP of 9728,
+and no head; it reads 8 sequences of 2048 tokens. W4A4 with Hadamard 32 in front of every projection and nearest codes runs
+through the layers that score, beside the same model in bfloat16, and beside eager fake quantization of the same codes.
+
+The subject is scored on its own text in W4A4 (nearest codes, no transform), beside full precision.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from evaluators.quantized_linear import QuantizedLinear, share_activations
 from evaluators.scorer import score
 from evaluators.subjects import load_subject
 from evaluators.two_streams import TwoStreamModel
-from forge_kernels.bench.timing import Measurement, clock_side_by_side
+from forge_kernels.bench.timing import Measurement, clock_side_by_side, compared
 from forge_kernels.ops.encode import encode
 from forge_kernels.ops.fake_quantize import fake_quantize_reference
 from forge_kernels.ops.hadamard import hadamard
@@ -73,15 +74,7 @@ def time_decoder(
         bf16, ours, fake = clock_side_by_side(sides, repeats=repeats)
     shape = f"{blocks} blocks, {sequences} x {tokens}"
     for op, times in (("decoder W4A4, hadamard 32", ours), ("decoder, eager fake quantization", fake)):
-        yield Measurement(
-            op=op,
-            shape=shape,
-            op_ms=times.median,
-            op_spread=times.spread,
-            instead="decoder bf16",
-            instead_ms=bf16.median,
-            instead_spread=bf16.spread,
-        )
+        yield compared(op, shape, times, "decoder bf16", bf16)
 
 
 def time_scoring(name: str = "nano-llama", *, chunks: int = 48, repeats: int = 5) -> Measurement:
@@ -100,15 +93,7 @@ def time_scoring(name: str = "nano-llama", *, chunks: int = 48, repeats: int = 5
             score(model, tokens_CL, 1)
 
     mine, full = clock_side_by_side([quantized, partial(score, subject.model, tokens_CL, 1)], repeats=repeats)
-    return Measurement(
-        op="scoring in W4A4",
-        shape=f"{name}, {len(tokens_CL)} x {tokens_CL.shape[1]}",
-        op_ms=mine.median,
-        op_spread=mine.spread,
-        instead="full precision",
-        instead_ms=full.median,
-        instead_spread=full.spread,
-    )
+    return compared("scoring in W4A4", f"{name}, {len(tokens_CL)} x {tokens_CL.shape[1]}", mine, "full precision", full)
 
 
 def _random_decoder(blocks: int) -> nn.Module:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from forge_kernels.bench.column_loop import column_loop_gptq, objective
 from forge_kernels.bench.foreign import foreign_fake_quantize
-from forge_kernels.bench.timing import Call, Measurement, clock_side_by_side
+from forge_kernels.bench.timing import Call, Measurement, clock_side_by_side, compared
 from forge_kernels.ops.block_swap import block_gram, fake_quantize_with_swap
 from forge_kernels.ops.decode import decode
 from forge_kernels.ops.encode import encode
@@ -66,28 +66,24 @@ def time_gptq(num_outputs: int, num_inputs: int, device: torch.device, *, repeat
     gap = objective(decode(ours), weight_NK, moment_KK) / objective(decode(loop), weight_NK, moment_KK) - 1
     sides = [partial(gptq, weight_NK, moment_KK), partial(column_loop_gptq, weight_NK, moment_KK)]
     mine, instead = clock_side_by_side(sides, repeats=repeats)
-    return Measurement(
-        op="gptq",
-        shape=f"{num_outputs} x {num_inputs}",
-        op_ms=mine.median,
-        op_spread=mine.spread,
-        instead="column loop, eager torch",
-        instead_ms=instead.median,
-        instead_spread=instead.spread,
+    return compared(
+        "gptq",
+        f"{num_outputs} x {num_inputs}",
+        mine,
+        "column loop, eager torch",
+        instead,
         error=gap,
     )
 
 
 def _against(op: str, call: Call, instead: str, other: Call, shape: str, repeats: int) -> Measurement:
     mine, theirs = clock_side_by_side([call, other], repeats=repeats)
-    return Measurement(
-        op=op,
-        shape=shape,
-        op_ms=mine.median,
-        op_spread=mine.spread,
-        instead=instead,
-        instead_ms=theirs.median,
-        instead_spread=theirs.spread,
+    return compared(
+        op,
+        shape,
+        mine,
+        instead,
+        theirs,
     )
 
 

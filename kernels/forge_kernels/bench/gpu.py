@@ -16,7 +16,14 @@ from torch import Tensor
 
 from forge_kernels.bench.cpu import time_gptq
 from forge_kernels.bench.foreign import foreign_fake_quantize
-from forge_kernels.bench.timing import Call, Measurement, clock_side_by_side, replay_side_by_side, time_by_events
+from forge_kernels.bench.timing import (
+    Call,
+    Measurement,
+    clock_side_by_side,
+    compared,
+    replay_side_by_side,
+    time_by_events,
+)
 from forge_kernels.ops.block_matrix_kernel import encode_block_matrix_triton
 from forge_kernels.ops.block_swap import block_gram
 from forge_kernels.ops.block_swap_kernel import encode_with_swap_triton
@@ -103,14 +110,12 @@ def time_encoders(bandwidth: float, *, repeats: int) -> Iterator[Measurement]:
     if foreign is not None:
         ours = partial(fake_quantize_triton, x_MK, "even", dtype=torch.bfloat16)
         mine, theirs = clock_side_by_side([ours, foreign], repeats=max(3, repeats // 3))
-        yield Measurement(
-            op="fake_quantize to bf16",
-            shape=f"{rows} x {columns}",
-            op_ms=mine.median,
-            op_spread=mine.spread,
-            instead="compressed-tensors",
-            instead_ms=theirs.median,
-            instead_spread=theirs.spread,
+        yield compared(
+            "fake_quantize to bf16",
+            f"{rows} x {columns}",
+            mine,
+            "compressed-tensors",
+            theirs,
         )
 
 
@@ -141,14 +146,12 @@ def time_products(rows: int, outputs: int, inputs: int, *, repeats: int) -> Iter
         error = None
         if "branch" not in name:
             error = _relative(call(checked_MK, dtype=torch.float32), wanted)
-        yield Measurement(
-            op=f"mxfp4_linear {name}",
-            shape=f"{rows} x {outputs} x {inputs}",
-            op_ms=mine.median,
-            op_spread=mine.spread,
-            instead="cuBLAS bf16",
-            instead_ms=instead.median,
-            instead_spread=instead.spread,
+        yield compared(
+            f"mxfp4_linear {name}",
+            f"{rows} x {outputs} x {inputs}",
+            mine,
+            "cuBLAS bf16",
+            instead,
             error=error,
         )
 
@@ -169,14 +172,12 @@ def time_few_rows(bandwidth: float, *, repeats: int) -> Iterator[Measurement]:
         )
         checked_MK = x_MK * torch.randn(SIDE, device="cuda").exp().to(torch.bfloat16)
         wanted = decode(encode(checked_MK)).double() @ prepared[0].decoded().double().T
-        yield Measurement(
-            op=f"mxfp4_linear, {rows} rows" if rows > 1 else "mxfp4_linear, 1 row",
-            shape=f"{rows} x {SIDE} x {SIDE}",
-            op_ms=mine.median,
-            op_spread=mine.spread,
-            instead="cuBLAS bf16",
-            instead_ms=instead.median,
-            instead_spread=instead.spread,
+        yield compared(
+            f"mxfp4_linear, {rows} rows" if rows > 1 else "mxfp4_linear, 1 row",
+            f"{rows} x {SIDE} x {SIDE}",
+            mine,
+            "cuBLAS bf16",
+            instead,
             floor="reading the weight",
             share=SIDE * SIDE * 4.25 / 8 / bandwidth / mine.median,
             error=_relative(mxfp4_linear(checked_MK, prepared[0], dtype=torch.float32), wanted),

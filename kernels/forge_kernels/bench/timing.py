@@ -50,6 +50,20 @@ class Measurement:
         return asdict(self) | {"speed": self.speed}
 
 
+def compared(op: str, shape: str, times: Times, instead: str, others: Times, **rest: Any) -> Measurement:
+    """Return the measurement of an op beside what one would call instead."""
+    return Measurement(
+        op=op,
+        shape=shape,
+        op_ms=times.median,
+        op_spread=times.spread,
+        instead=instead,
+        instead_ms=others.median,
+        instead_spread=others.spread,
+        **rest,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Times:
     """Milliseconds of repeated calls."""
