@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evaluators.installs import Install, coordinates_digest
-from forge_kernels.ops.block_swap import block_gram, fake_quantize_with_swap
+from forge_kernels.ops.block_swap import block_gram
 from forge_kernels.ops.encode_activation import EncodedActivation, encode_activation
-from forge_kernels.ops.fake_quantize import fake_quantize
-from forge_kernels.ops.mxfp4_linear import multiply, prepare_weight
-from forge_kernels.ops.routes import Route, choose_route
+from forge_kernels.ops.mxfp4_linear import MXFP4Weight, multiply, prepare_weight
+from forge_kernels.ops.routes import Route
 from forge_kernels.rules import ActivationRule, LowRank
 from forge_kernels.transforms import BlockMatrix, Diagonal, Permutation, Step, Transform
 
@@ -46,20 +45,22 @@ class GroupActivation:
     """
 
     def __init__(
-        self, transform: Transform, activation: ActivationRule, weights: tuple[Tensor, ...], route: Route
+        self, transform: Transform, activation: ActivationRule, weights: tuple[MXFP4Weight, ...], route: Route
     ) -> None:
         self.transform = transform
         self.activation = activation
         self.route = route
         self.num_readers = len(weights)
-        self.gram_Bij = block_gram(weights) if activation.code_rule == "block_swap" else None
+        self.gram_Bij = None
+        if activation.code_rule == "block_swap":
+            self.gram_Bij = block_gram(tuple(weight.decoded() for weight in weights))
         self._kept = _Kept()
 
-    def quantize(self, transformed: Tensor) -> Tensor:
-        """Return ``decode(encode(x))`` of a transformed input (..., K), float32."""
-        if self.gram_Bij is None:
-            return fake_quantize(transformed, scale_rule=self.activation.scale_rule)
-        return fake_quantize_with_swap(transformed, self.gram_Bij, scale_rule=self.activation.scale_rule)
+    def quantize(self, transformed_TK: Tensor) -> Tensor:
+        """Return ``decode(encode(x))`` of a transformed input, (T, K) float32."""
+        encoded = encode_activation(transformed_TK, "float32", activation=self.activation, gram_Bij=self.gram_Bij)
+        assert encoded.values_MK is not None
+        return encoded.values_MK
 
     def encode(self, x: Tensor) -> EncodedActivation:
         """Return the encoded rows of ``T x``; x is (..., K)."""
@@ -100,9 +101,9 @@ class QuantizedLinear(nn.Module):
         self.in_features = int(install.weight.codes_NK.shape[1])
         self.out_features = int(install.weight.codes_NK.shape[0])
         self.coordinates = coordinates_digest(install.transform, install.activation)
-        self.weight = prepare_weight(install.weight, device=device, route=choose_route(torch.device(device)))
+        self.weight = prepare_weight(install.weight, device=device)
         self.group_activation = GroupActivation(
-            move_transform(install.transform, device), install.activation, (self.weight_NK,), self.route
+            move_transform(install.transform, device), install.activation, (self.weight,), self.route
         )
         branch = install.low_rank
         self.branch = None if branch is None else LowRank(a_RK=branch.a_RK.to(device), b_NR=branch.b_NR.to(device))
@@ -145,7 +146,7 @@ def share_activations(modules: Iterable[QuantizedLinear]) -> None:
         readers.setdefault((module.coordinates, module.route), []).append(module)
     for (_, route), together in readers.items():
         own = together[0].group_activation
-        shared = GroupActivation(own.transform, own.activation, tuple(m.weight_NK for m in together), route)
+        shared = GroupActivation(own.transform, own.activation, tuple(m.weight for m in together), route)
         for module in together:
             module.group_activation = shared
 
