@@ -154,9 +154,9 @@ def _halves_added(values, N: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def sum_of_block(values_NCE, N: tl.constexpr):
+def sum_of_block(values_NJ, N: tl.constexpr):
     """Return the sum of each block, (N,): halves added, the tree of the reference."""
-    values = _halves_added(values_NCE, N, 16)
+    values = _halves_added(values_NJ, N, 16)
     values = _halves_added(values, N, 8)
     values = _halves_added(values, N, 4)
     values = _halves_added(values, N, 2)
@@ -211,7 +211,7 @@ def _chunk(ptr, start_N, inside_N1, other, chunk: tl.constexpr, E: tl.constexpr)
 
 
 @triton.jit
-def _side_by_side(left, right, N: tl.constexpr, WIDTH: tl.constexpr):
+def side_by_side(left, right, N: tl.constexpr, WIDTH: tl.constexpr):
     """Return (N, 2 WIDTH) from two (N, WIDTH)."""
     return tl.reshape(tl.permute(tl.join(left, right), (0, 2, 1)), (N, 2 * WIDTH))
 
@@ -220,16 +220,16 @@ def _side_by_side(left, right, N: tl.constexpr, WIDTH: tl.constexpr):
 def _four_chunks(ptr, start_N, inside_N1, other, first: tl.constexpr, E: tl.constexpr):
     """Return four neighbouring chunks of each block, (N, 4 E)."""
     N: tl.constexpr = start_N.shape[0]
-    low = _side_by_side(
+    low = side_by_side(
         _chunk(ptr, start_N, inside_N1, other, first, E), _chunk(ptr, start_N, inside_N1, other, first + 1, E), N, E
     )
-    high = _side_by_side(
+    high = side_by_side(
         _chunk(ptr, start_N, inside_N1, other, first + 2, E),
         _chunk(ptr, start_N, inside_N1, other, first + 3, E),
         N,
         E,
     )
-    return _side_by_side(low, high, N, 2 * E)
+    return side_by_side(low, high, N, 2 * E)
 
 
 @triton.jit
@@ -250,9 +250,9 @@ def load_blocks(
         x_NJ = _four_chunks(x_ptr, start_N, inside_N1, 0.0, 0, E)
     else:
         first = _four_chunks(x_ptr, start_N, inside_N1, 0.0, 0, E)
-        x_NJ = _side_by_side(first, _four_chunks(x_ptr, start_N, inside_N1, 0.0, 4, E), N, 16)
+        x_NJ = side_by_side(first, _four_chunks(x_ptr, start_N, inside_N1, 0.0, 4, E), N, 16)
     x_NJ = widen(x_NJ)
     if HAS_DIAGONAL:
         first = _four_chunks(diagonal_ptr, column_N, inside_N1, 1.0, 0, 4)
-        x_NJ *= _side_by_side(first, _four_chunks(diagonal_ptr, column_N, inside_N1, 1.0, 4, 4), N, 16)
+        x_NJ *= side_by_side(first, _four_chunks(diagonal_ptr, column_N, inside_N1, 1.0, 4, 4), N, 16)
     return x_NJ

@@ -23,6 +23,7 @@ from forge_kernels.ops._device import (
     packed_codes,
     rounded_up_to_8,
     scale_bytes,
+    side_by_side,
     stored_bytes,
     widen,
 )
@@ -62,12 +63,6 @@ def _encode_block(
 
 
 @triton.jit
-def _side_by_side(left, right, R: tl.constexpr, WIDTH: tl.constexpr):
-    """Return (R, 2 WIDTH) from two (R, WIDTH)."""
-    return tl.reshape(tl.permute(tl.join(left, right), (0, 2, 1)), (R, 2 * WIDTH))
-
-
-@triton.jit
 def _encode_block_matrix_kernel(
     x_ptr, diagonal_ptr, matrix_ptr, packed_ptr, scales_ptr, num_rows, blocks_per_row, row_stride, matrix_stride,
     RULE: tl.constexpr, HAS_DIAGONAL: tl.constexpr, IS_BF16: tl.constexpr, R: tl.constexpr,
@@ -91,7 +86,7 @@ def _encode_block_matrix_kernel(
         x_ptr, diagonal_ptr, matrix_ptr, row_R, is_inside_R, first + 3, blocks_per_row, row_stride, matrix_stride,
         RULE, HAS_DIAGONAL, IS_BF16, R,
     )  # fmt: skip
-    packed_RH = _side_by_side(_side_by_side(packed_a, packed_b, R, 16), _side_by_side(packed_c, packed_d, R, 16), R, 32)
+    packed_RH = side_by_side(side_by_side(packed_a, packed_b, R, 16), side_by_side(packed_c, packed_d, R, 16), R, 32)
     byte_H = tl.arange(0, 64)
     inside_RH = is_inside_R[:, None] & (first * 16 + byte_H < blocks_per_row * 16)[None, :]
     tl.store(
@@ -99,7 +94,7 @@ def _encode_block_matrix_kernel(
     )
     low_R2 = tl.join(bytes_a, bytes_b)
     high_R2 = tl.join(bytes_c, bytes_d)
-    bytes_RG = _side_by_side(low_R2, high_R2, R, 2)
+    bytes_RG = side_by_side(low_R2, high_R2, R, 2)
     block_G = first + tl.arange(0, 4)
     inside_RG = is_inside_R[:, None] & (block_G < blocks_per_row)[None, :]
     tl.store(scales_ptr + row_R[:, None] * blocks_per_row + block_G[None, :], bytes_RG, mask=inside_RG)

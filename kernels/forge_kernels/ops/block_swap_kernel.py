@@ -3,7 +3,7 @@
 The bits are those of the reference: the pull of a block's errors is added up from its first element to its last, each product
 rounded before it is added. A program takes one block of many rows, so that all of its threads read the same Gram matrix.
 
-Legend: R rows of a tile, which are the blocks of a tile (N, C, E) as in `forge_kernels.ops._device`.
+Legend: N rows of a tile, one block of each, in C chunks of E elements.
 """
 
 from __future__ import annotations

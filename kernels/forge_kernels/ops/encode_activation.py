@@ -30,7 +30,6 @@ from forge_kernels.transforms import BlockMatrix, Diagonal, Hadamard, Step, Tran
 
 NEAREST_EVEN = ActivationRule()
 
-
 _VALUES = {"float32": torch.float32, "bf16": torch.bfloat16}
 """What the routes that multiply decoded values take them as."""
 
@@ -110,9 +109,8 @@ def encode_activation(
     transform: Transform = (),
     activation: ActivationRule = NEAREST_EVEN,
     gram_Bij: Tensor | None = None,
-    uses_kernels: bool | None = None,
 ) -> EncodedActivation:
-    """Return ``encode(T x)`` of a 2-D activation.
+    """Return ``encode(T x)`` of a 2-D activation: by kernels, but for the routes that a CPU takes without them.
 
     Rows with a NaN or an infinity give NaN in every product; nothing waits for the device.
 
@@ -122,7 +120,6 @@ def encode_activation(
         transform: T, applied left to right.
         activation: scale rule and code rule.
         gram_Bij: for the code rule block_swap, see `forge_kernels.block_gram`.
-        uses_kernels: whether Triton kernels do it; None means on CUDA. The route fp8_lift and dot_scaled always use them.
 
     Raises:
         ValueError: no rows of a known dtype, an unknown route or rule, a transform or Gram matrices that do not fit, or a code
@@ -138,9 +135,7 @@ def encode_activation(
     require_fitting(transform, x_MK.shape[1])
     gram_Bij = checked_rule(activation, gram_Bij, x_MK.shape[1])
     x_MK = x_MK.detach()
-    if uses_kernels is None:
-        uses_kernels = x_MK.is_cuda
-    if not uses_kernels and route in ("float32", "bf16"):
+    if not x_MK.is_cuda and route in _VALUES:
         transformed_MK = apply_transform(transform, x_MK.to(torch.float32))
         values_MK = (
             fake_quantize(transformed_MK, scale_rule=activation.scale_rule)

@@ -4,7 +4,7 @@ Reads the input once; writes half a byte per element and one byte per block, or 
 reference: all arithmetic is elementwise IEEE, Hadamard transforms are butterflies in the order of
 `forge_kernels.ops.hadamard.hadamard_butterflies`, and the sums that the rule "search" compares are taken over the same tree.
 
-Legend: M rows, K elements per row, tile (N, C, E) as in `forge_kernels.ops._device`.
+Legend: M rows, K elements per row, tile (N, J) of C chunks of E elements as in `forge_kernels.ops._device`.
 """
 
 from __future__ import annotations

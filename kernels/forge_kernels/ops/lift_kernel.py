@@ -4,7 +4,7 @@ From an activation, transformed and encoded on the way, or from packed codes.
 
 A program holds whole rows, because the reference exponent of a row needs all of its blocks.
 
-Legend: R rows of a tile, P blocks per row, padded to a power of two, tile (N = R P, C, E) as in `forge_kernels.ops._device`.
+Legend: R rows of a tile, P blocks per row, padded to a power of two, tile (N = R P, J) as in `forge_kernels.ops._device`.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def choose_panel_encoder(device: torch.device) -> PanelEncoder:
     identity = torch.eye(MXFP4.block, dtype=torch.float64, device=device)
     try:
         encode_panel_triton(zeros, zeros, zeros.to(torch.uint8), identity, zeros.float(), zeros.clone())
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         _logger.warning("GPTQ runs as eager operations, its kernel cannot be compiled here: %s", error)
         return encode_panel_reference
     return encode_panel_triton
