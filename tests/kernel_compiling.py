@@ -12,13 +12,15 @@ from typing import Any
 
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from forge_kernels.ops.block_matrix_kernel import _encode_block_matrix_kernel
 from forge_kernels.ops.block_swap_kernel import _encode_with_swap_kernel
 from forge_kernels.ops.encode_kernel import _encode_kernel, _fake_quantize_kernel, hadamard_arguments
-from forge_kernels.ops.few_rows_kernel import _matrix_rows_kernel, _one_row_kernel
+from forge_kernels.ops.few_rows_kernel import _few_rows_kernel
 from forge_kernels.ops.lift_kernel import _encode_lifted_kernel, _lift_arguments, _lift_packed_kernel
 from forge_kernels.ops.lifted_product_kernel import _lifted_product_kernel
+from forge_kernels.ops.one_row_kernel import _one_row_kernel
 from forge_kernels.ops.scaled_product_kernel import _scaled_product_kernel
 from forge_kernels.solvers.gptq_kernel import _encode_panel_kernel
 
@@ -42,7 +44,8 @@ def shared_memory(kernel: Any, constants: dict[str, Any], *, num_warps: int = 4,
         if signature[name] != "constexpr" and not signature[name].startswith("tensordesc") and name != "column_stride":
             attributes[(index,)] = [["tt.divisibility", 16]]
     values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(kernel, signature, values, attributes)
+    form = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = form(kernel, signature, values, attributes)
     compiled = compile(source, target=HOPPER, options={"num_warps": num_warps, "enable_fp_fusion": False})
     return int(compiled.metadata.shared)
 
@@ -59,7 +62,13 @@ def all_kernels(*, few: bool) -> dict[str, int]:
         found[f"fake_quantize, hadamard {size}"] = shared_memory(_fake_quantize_kernel, constants)
     found["encode search"] = shared_memory(_encode_kernel, plain | hadamard_arguments(1) | tile | {"RULE": 3})
     for size in (1, 32):
-        constants = plain | hadamard_arguments(size) | tile | lift | {"IN_HALVES": False, "R": 1, "P": 128}
+        constants = (
+            plain
+            | hadamard_arguments(size)
+            | tile
+            | lift
+            | {"FOR_FEW_ROWS": False, "IS_FOLLOWED": False, "R": 1, "P": 128}
+        )
         found[f"encode and lift, hadamard {size}"] = shared_memory(
             _encode_lifted_kernel, constants, values_ptr="*fp8e4nv", scales_ptr="*fp32"
         )
@@ -75,12 +84,13 @@ def all_kernels(*, few: bool) -> dict[str, int]:
     found["block swap"] = shared_memory(_encode_with_swap_kernel, plain | hadamard_arguments(1) | tile)
     one_row = plain | hadamard_arguments(1) | {"TILES": 2, "N": 16, "B": 256, "C": 4, "E": 8, "IS_INTERPRETED": False}
     found["one row"] = shared_memory(_one_row_kernel, one_row, num_warps=8)
-    found["up to 16 rows"] = shared_memory(
-        _matrix_rows_kernel,
-        {"N": 128, "H": 128, "P": 4, "IS_INTERPRETED": False},
-        num_warps=8,
-        x_ptr="*fp8e4nv",
-    )
+    for rows, warps, steps, is_even in ((8, 4, 16, True), (16, 8, 16, True), (16, 8, 4, False)):
+        found[f"{rows} rows, {steps} steps, even {is_even}"] = shared_memory(
+            _few_rows_kernel,
+            {"M": rows, "W": warps, "T": steps, "P": 4, "AHEAD": 3, "IS_EVEN": is_even},
+            num_warps=warps,
+            x_ptr="*fp8e5",
+        )
     for is_fast, k in ((False, 128), (True, 64)):
         found[f"lifted product, fast {is_fast}"] = shared_memory(
             _lifted_product_kernel,

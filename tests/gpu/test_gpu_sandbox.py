@@ -120,6 +120,26 @@ def test_a_program_quantizes_on_the_gpu_inside_the_sandbox(evaluator: Evaluator)
     assert result.device.startswith("cuda")
 
 
+def test_gptq_runs_in_the_sandbox_and_says_how(evaluator: Evaluator) -> None:
+    program = """
+from forge_kernels import gptq
+from forge_kernels.solvers.gptq import choose_panel_encoder
+MECHANISMS = ()
+def quantize(session):
+    for group in session.groups:
+        moment = session.second_moment(group)
+        for layer in group.layers:
+            session.install(layer, gptq(session.weight(layer), moment))
+    device = session.weight(session.layers[0]).device
+    print("panels by", choose_panel_encoder(device).__name__)
+"""
+    result = evaluator.evaluate(program, split="search")
+    assert result.outcome is Outcome.SCORED, (result.reason, result.program_log)
+    says_eager = "GPTQ runs as eager operations" in result.program_log
+    assert ("panels by encode_panel_triton" in result.program_log) != says_eager, result.program_log
+    print(result.program_log)
+
+
 def test_out_of_device_memory_is_the_programs_outcome(evaluator: Evaluator) -> None:
     program = "import torch\nMECHANISMS = ()\ndef quantize(session):\n    torch.empty(2**42, device='cuda')\n"
     result = evaluator.evaluate(program, split="search")

@@ -66,12 +66,18 @@ def test_rows_at_the_ends_of_float32(magnitude: float) -> None:
     assert_same(x, "even", "e5m2")
 
 
-def test_halves_come_one_after_the_other() -> None:
-    x = rows_of_many_octaves(4, 160, 4.0, torch.float32).to(DEVICE)
-    plain, halves = encode_lifted_triton(x, "even"), encode_lifted_triton(x, "even", in_halves=True)
-    wanted = plain.values_MK.float().view(4, 5, 4, 2, 4).transpose(2, 3).reshape(4, 160)
-    assert_equal(halves.values_MK.float(), wanted, "value")
-    assert_equal(halves.scales_M, plain.scales_M, "row scale")
+@pytest.mark.parametrize("num_blocks", [1, 5, 8, 19])
+def test_for_few_rows_blocks_lie_side_by_side_and_rows_are_padded(num_blocks: int) -> None:
+    x = rows_of_many_octaves(4, 32 * num_blocks, 4.0, torch.float32).to(DEVICE)
+    plain = encode_lifted_triton(x, "even", "e5m2")
+    got = encode_lifted_triton(x, "even", "e5m2", for_few_rows=True)
+    spans = -(-num_blocks // 8)
+    wanted = torch.zeros(4, spans * 256, device=DEVICE)
+    wanted[:, : 32 * num_blocks] = plain.values_MK.float()
+    # Axes of a span: pair of blocks, block of the pair, eighth of a block, value.
+    wanted = wanted.view(4, spans, 4, 2, 8, 4).permute(0, 1, 3, 4, 2, 5).reshape(4, spans * 256)
+    assert_equal(got.values_MK.float(), wanted, "value")
+    assert_equal(got.scales_M, plain.scales_M, "row scale")
 
 
 def test_rows_that_are_not_finite_get_a_scale_that_is_none() -> None:

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from forge_kernels import block_gram, decode, encode, pack
-from forge_kernels.ops import mxfp4_linear as module
 from forge_kernels.ops.block_swap import fake_quantize_with_swap
 from forge_kernels.ops.encode_activation import encode_activation, fused_steps
 from forge_kernels.ops.fake_quantize import fake_quantize
 from forge_kernels.ops.mxfp4_linear import multiply, mxfp4_linear, prepare_weight
-from forge_kernels.ops.routes import ROUTES, Route, choose_route, route_of_capability
+from forge_kernels.ops.routes import ROUTES, Route, choose_route, most_packed_rows, route_of_capability
 from forge_kernels.rules import CODE_RULES, ActivationRule, CodeRule, Encoded, LowRank
 from forge_kernels.transforms import BlockMatrix, Diagonal, Hadamard, Permutation, Transform, apply_transform
 from tests.kernel_cases import DEVICE, relative_error
@@ -147,11 +146,9 @@ def test_a_weight_for_few_rows_keeps_four_and_a_quarter_bits_and_refuses_many() 
     assert weight.lifted is None
     assert weight.values_NK is None
     assert 8 * (weight.packed_NH.numel() + weight.scales_NB.numel()) == 4.25 * N * K
-    assert mxfp4_linear(torch.ones(16, K, device=DEVICE), weight).shape == (16, N)
-    with pytest.raises(
-        ValueError,
-        match=r"prepared for 1 to 16 rows under nearest codes .* and got 17",
-    ):
+    most = most_packed_rows(torch.device(DEVICE))
+    assert mxfp4_linear(torch.ones(most, K, device=DEVICE), weight).shape == (most, N)
+    with pytest.raises(ValueError, match=rf"prepared for 1 to {most} rows under nearest codes .* and got 17"):
         mxfp4_linear(torch.ones(17, K, device=DEVICE), weight)
 
 
@@ -289,4 +286,3 @@ def test_only_the_end_of_a_transform_is_left_to_the_kernels() -> None:
     assert fused_steps((diagonal, rotation), longest_hadamard=16).before == (diagonal, rotation)
     assert fused_steps((diagonal,)).before == ()
     assert fused_steps((matrices, diagonal, rotation)).before == (matrices,)
-    assert module.MOST_ROWS == 16

@@ -55,9 +55,9 @@ def _power_of_two(exponent):
 
 @triton.jit
 def _store_lifted(
-    value_NJ, bytes_N, is_used_N, is_finite_N, is_inside_N, block_N, row_R, values_ptr, scales_ptr, is_exact_ptr, num_rows,
-    LARGEST_SHIFT: tl.constexpr, LEAST_SHIFT: tl.constexpr, SMALLEST_INVERSE: tl.constexpr,
-    ROUNDS_FIRST: tl.constexpr, IN_HALVES: tl.constexpr, R: tl.constexpr, P: tl.constexpr,
+    value_NJ, bytes_N, is_used_N, is_finite_N, block_N, row_R, values_ptr, scales_ptr, is_exact_ptr, num_rows,
+    blocks_per_row, LARGEST_SHIFT: tl.constexpr, LEAST_SHIFT: tl.constexpr, SMALLEST_INVERSE: tl.constexpr,
+    ROUNDS_FIRST: tl.constexpr, FOR_FEW_ROWS: tl.constexpr, R: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     reference_R = tl.max(tl.reshape(tl.where(is_used_N, bytes_N, 0), (R, P)), axis=1)
     shift_RP = tl.reshape(bytes_N, (R, P)) - reference_R[:, None] + LARGEST_SHIFT
@@ -73,14 +73,28 @@ def _store_lifted(
     scale_R = tl.where(is_finite_R, _power_of_two(reference_R - (127 + LARGEST_SHIFT)), float("nan"))
     tl.store(scales_ptr + row_R, scale_R, mask=row_R < num_rows)
     tl.store(is_exact_ptr + row_R, tl.min(is_exact_RP.to(tl.int32), axis=1) > 0, mask=row_R < num_rows)
-    if IN_HALVES:
-        # Codes 0 to 3 of every word of eight, then codes 4 to 7.
-        lifted_NJ = tl.reshape(tl.permute(tl.reshape(lifted_NJ, (R * P, 4, 2, 4)), (0, 2, 1, 3)), (R * P, 32))
-    # Two stores of 16 bytes per block, so that a thread keeps its block.
-    lifted_N2H = tl.reshape(lifted_NJ.to(values_ptr.dtype.element_ty), (R * P, 2, 16))
-    place_12H = tl.arange(0, 2)[None, :, None] * 16 + tl.arange(0, 16)[None, None, :]
-    start_N11 = (block_N.to(tl.int64) * 32)[:, None, None]
-    tl.store(values_ptr + (start_N11 + place_12H), lifted_N2H, mask=is_inside_N[:, None, None])
+    small_NJ = lifted_NJ.to(values_ptr.dtype.element_ty)
+    if FOR_FEW_ROWS:
+        # Blocks that pad a row hold zeros, and those of its last span are stored, too.
+        block_P = tl.arange(0, P)
+        padded = (blocks_per_row + 7) // 8 * 8
+        place_P = block_P // 8 * 256 + block_P % 2 * 128 + block_P % 8 // 2 * 4
+        start_N = tl.reshape(row_R.to(tl.int64)[:, None] * (padded * 32) + place_P[None, :], (R * P,))
+        inside_N = tl.reshape((row_R < num_rows)[:, None] & (block_P < padded)[None, :], (R * P,))
+        place_184 = tl.arange(0, 8)[None, :, None] * 16 + tl.arange(0, 4)[None, None, :]
+        tl.store(
+            values_ptr + (start_N[:, None, None] + place_184),
+            tl.reshape(small_NJ, (R * P, 8, 4)),
+            mask=inside_N[:, None, None],
+        )
+    else:
+        # Two stores of 16 bytes per block, so that a thread keeps its block.
+        place_12H = tl.arange(0, 2)[None, :, None] * 16 + tl.arange(0, 16)[None, None, :]
+        start_N11 = (block_N.to(tl.int64) * 32)[:, None, None]
+        is_inside_N = block_N < num_rows * blocks_per_row
+        tl.store(
+            values_ptr + (start_N11 + place_12H), tl.reshape(small_NJ, (R * P, 2, 16)), mask=is_inside_N[:, None, None]
+        )
 
 
 @triton.jit
@@ -88,9 +102,12 @@ def _encode_lifted_kernel(
     x_ptr, diagonal_ptr, values_ptr, scales_ptr, is_exact_ptr, num_rows, num_blocks, blocks_per_row, row_stride,
     RULE: tl.constexpr, HAS_DIAGONAL: tl.constexpr, SIZE: tl.constexpr, NORM: tl.constexpr,
     LARGEST_SHIFT: tl.constexpr, LEAST_SHIFT: tl.constexpr, SMALLEST_INVERSE: tl.constexpr,
-    ROUNDS_FIRST: tl.constexpr, IN_HALVES: tl.constexpr, R: tl.constexpr, P: tl.constexpr,
+    ROUNDS_FIRST: tl.constexpr, FOR_FEW_ROWS: tl.constexpr, IS_FOLLOWED: tl.constexpr, R: tl.constexpr, P: tl.constexpr,
     N: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
+    if IS_FOLLOWED:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row_R = tl.program_id(0) * R + tl.arange(0, R)
     block_N = _blocks_of_rows(row_R, num_rows, blocks_per_row, R, P)
     x_NJ = load_blocks(x_ptr, diagonal_ptr, block_N, num_blocks, blocks_per_row, row_stride, HAS_DIAGONAL, N, C, E)
@@ -102,9 +119,9 @@ def _encode_lifted_kernel(
     value_NJ = rounded(x_NJ * inverse_N[:, None])
     is_used_N = rounded(bits_N.to(tl.float32, bitcast=True) * inverse_N) > 0
     _store_lifted(
-        value_NJ, bytes_N, is_used_N, bits_N < 0x7F800000, block_N < num_blocks, block_N, row_R,
-        values_ptr, scales_ptr, is_exact_ptr, num_rows,
-        LARGEST_SHIFT, LEAST_SHIFT, SMALLEST_INVERSE, ROUNDS_FIRST, IN_HALVES, R, P,
+        value_NJ, bytes_N, is_used_N, bits_N < 0x7F800000, block_N, row_R,
+        values_ptr, scales_ptr, is_exact_ptr, num_rows, blocks_per_row,
+        LARGEST_SHIFT, LEAST_SHIFT, SMALLEST_INVERSE, ROUNDS_FIRST, FOR_FEW_ROWS, R, P,
     )  # fmt: skip
 
 
@@ -124,8 +141,8 @@ def _lift_packed_kernel(
     bits_NJ = ((codes_NJ & 7) << 22) | ((codes_NJ & 8) << 28)
     value_NJ = bits_NJ.to(tl.float32, bitcast=True) * 8.507059173023462e37  # 2^126
     _store_lifted(
-        value_NJ, bytes_N, tl.max(packed_NH & 0x77, axis=1) > 0, bytes_N < 255, is_inside_N, block_N, row_R,
-        values_ptr, scales_ptr, is_exact_ptr, num_rows,
+        value_NJ, bytes_N, tl.max(packed_NH & 0x77, axis=1) > 0, bytes_N < 255, block_N, row_R,
+        values_ptr, scales_ptr, is_exact_ptr, num_rows, blocks_per_row,
         LARGEST_SHIFT, LEAST_SHIFT, SMALLEST_INVERSE, ROUNDS_FIRST, False, R, P,
     )  # fmt: skip
 
@@ -138,29 +155,36 @@ def encode_lifted_triton(
     *,
     diagonal_K: Tensor | None = None,
     hadamard_size: int = 1,
-    in_halves: bool = False,
+    for_few_rows: bool = False,
 ) -> Lifted:
     """Return ``lift(encode(T x))`` of a 2-D tensor with contiguous rows; T as in `encode_packed_triton`.
 
-    in_halves: of each block, elements 0-3, 8-11, 16-19 and 24-27 come first, which is how `matrix_rows_triton` reads them.
+    for_few_rows: lay values out as `few_rows_triton` reads them: rows are padded with zeros to spans of 256; of each span come
+    the blocks of even number, then those of odd number, and of such four blocks the first four values of each, then the next
+    four, and so on. On a GPU the next kernel may start before this one ends, if it waits by itself.
 
     Nothing is checked but the length of the rows: rows with a NaN or an infinity get the scale NaN.
 
     Raises:
         ValueError: rows longer than `MAX_COLUMNS`.
     """
-    lifted = _empty_lifted(len(x_MK), x_MK.shape[1], element, x_MK.device)
+    num_columns = x_MK.shape[1]
+    is_followed = for_few_rows and not is_interpreted(_encode_lifted_kernel)
+    lifted = _empty_lifted(
+        len(x_MK), 256 * triton.cdiv(num_columns, 256) if for_few_rows else num_columns, element, x_MK.device
+    )
     if x_MK.numel():
-        rows, padded = _rows_and_blocks(x_MK.shape[1])
+        rows, padded = _rows_and_blocks(lifted.values_MK.shape[1])
         tile = tile_arguments(x_MK, rows * padded)
         num_blocks, blocks_per_row = x_MK.numel() // 32, x_MK.shape[1] // 32
         _encode_lifted_kernel[(triton.cdiv(len(x_MK), rows),)](
             x_MK, x_MK if diagonal_K is None else diagonal_K, lifted.values_MK, lifted.scales_M, lifted.is_exact_M,
             len(x_MK), num_blocks, blocks_per_row, x_MK.stride(0),
             RULE=SCALE_RULES.index(scale_rule), HAS_DIAGONAL=diagonal_K is not None, **hadamard_arguments(hadamard_size),
-            **_lift_arguments(element), ROUNDS_FIRST=is_interpreted(_encode_lifted_kernel), IN_HALVES=in_halves,
-            R=rows, P=padded, **tile,
+            **_lift_arguments(element), ROUNDS_FIRST=is_interpreted(_encode_lifted_kernel),
+            FOR_FEW_ROWS=for_few_rows, IS_FOLLOWED=is_followed, R=rows, P=padded, **tile,
             num_warps=_num_warps(rows * padded), enable_fp_fusion=False,
+            **({"launch_pdl": True} if is_followed else {}),
         )  # fmt: skip
     return lifted
 

@@ -35,12 +35,13 @@ from forge_kernels.ops.encode_activation import (
     encode_activation,
     fused_steps,
 )
-from forge_kernels.ops.few_rows_kernel import EXACT_OCTAVES, MOST_BLOCKS, MOST_ROWS, matrix_rows_triton, one_row_triton
+from forge_kernels.ops.few_rows_kernel import EXACT_OCTAVES, few_rows_triton
 from forge_kernels.ops.lift import Lifted, LiftElement
 from forge_kernels.ops.lift_kernel import MAX_COLUMNS, encode_lifted_triton, lift_packed_triton
 from forge_kernels.ops.lifted_product_kernel import lifted_product_triton
+from forge_kernels.ops.one_row_kernel import MOST_BLOCKS, one_row_triton
 from forge_kernels.ops.pack import pack, unpack
-from forge_kernels.ops.routes import Route, choose_route, require_known_route
+from forge_kernels.ops.routes import Route, choose_route, most_packed_rows, require_known_route
 from forge_kernels.ops.scaled_product_kernel import scaled_product_triton
 from forge_kernels.rules import ActivationRule, Encoded, LowRank
 from forge_kernels.transforms import Transform, require_fitting
@@ -92,8 +93,9 @@ def prepare_weight(
         weight: codes (N, K) and scale bytes.
         device: where it goes; None leaves it where its codes are.
         route: see `forge_kernels.ops.routes`.
-        few_rows_only: on route fp8_lift, keep nothing but the 4.25 bits. It then multiplies 1 to 16 rows under nearest codes and
-            transforms that end in a diagonal or a Hadamard transform, and refuses all else.
+        few_rows_only: on route fp8_lift, keep nothing but the 4.25 bits. It then multiplies 1 to 16 rows (where the device is no
+            Hopper: 1 row) under nearest codes and transforms that end in a diagonal or a Hadamard transform, and refuses all
+            else.
 
     Raises:
         ValueError: an unknown route, or one that the device cannot take, no matrix, or codes and scales that do not belong
@@ -117,7 +119,7 @@ def prepare_weight(
     lifted, references_N, counters = None, None, None
     if route == "fp8_lift":
         references_N = _row_references(weight, device)
-        counters = torch.zeros(num_outputs, dtype=torch.int32, device=device)
+        counters = torch.zeros(num_outputs // 64 + 1, dtype=torch.int32, device=device)
         if not few_rows_only:
             lifted = _lifted_weight(packed_NH, scales_NB)
         if (references_N if few_rows_only else lifted) is None:
@@ -176,7 +178,7 @@ def mxfp4_linear(
     require_fitting(transform, weight.num_inputs)
     gram_Bij = checked_rule(activation, gram_Bij, weight.num_inputs)
     y_MN = None
-    if weight.route == "fp8_lift" and 0 < len(rows_MK) <= MOST_ROWS and gram_Bij is None:
+    if weight.route == "fp8_lift" and 0 < len(rows_MK) <= most_packed_rows(x.device) and gram_Bij is None:
         is_plain = bias_N is None and low_rank is None
         y_MN = _few_rows(rows_MK, weight, transform, activation, dtype if is_plain else torch.float32)
     if y_MN is not None:
@@ -219,8 +221,9 @@ def multiply(
     u_MR = _branch_input(x_MK, low_rank)
     if encoded.lifted is not None:
         if weight.lifted is None:
+            most = most_packed_rows(x_MK.device)
             raise ValueError(
-                f"this weight was prepared for 1 to {MOST_ROWS} rows under nearest codes and a diagonal or Hadamard transform,"
+                f"this weight was prepared for 1 to {most} rows under nearest codes and a diagonal or Hadamard transform,"
                 f" and got {len(x_MK)} rows or another transform or rule; prepare it without few_rows_only"
             )
         return _lifted_product(
@@ -297,11 +300,12 @@ def _few_rows(
     lifted = encode_lifted_triton(
         rows_MK,
         activation.scale_rule,
+        "e5m2",
         diagonal_K=fused.diagonal_K,
         hadamard_size=fused.hadamard_size,
-        in_halves=True,
+        for_few_rows=True,
     )
-    return matrix_rows_triton(
+    return few_rows_triton(
         lifted, weight.packed_NH, weight.scales_NB, weight.references_N, weight.counters, dtype=dtype
     )
 

@@ -18,6 +18,7 @@ Route = Literal["fp8_lift", "dot_scaled", "bf16", "float32"]
 ROUTES: Final[tuple[Route, ...]] = ("fp8_lift", "dot_scaled", "bf16", "float32")
 
 _LIFTING: Final = ((8, 9), (9, 0))
+_TAKING_REGISTERS: Final = (9, 0)
 _FIRST_NATIVE_MAJOR: Final = 10
 
 
@@ -33,6 +34,16 @@ def route_of_capability(capability: tuple[int, int]) -> Route:
     if capability in _LIFTING:
         return "fp8_lift"
     return "dot_scaled" if capability[0] >= _FIRST_NATIVE_MAJOR else "bf16"
+
+
+def most_packed_rows(device: torch.device) -> int:
+    """Return how many rows the route fp8_lift multiplies with a weight as it is stored: 16 on Hopper, else 1.
+
+    Hopper's matrix units alone take what other threads need not see straight from registers.
+    """
+    if device.type != "cuda":
+        return 1
+    return 16 if torch.cuda.get_device_capability(device) == _TAKING_REGISTERS else 1
 
 
 def require_known_route(route: str) -> None:
