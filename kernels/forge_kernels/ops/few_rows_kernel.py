@@ -94,6 +94,20 @@ def _order(instruction: gl.constexpr, W: gl.constexpr):
 
 
 @gluon.jit
+def _fetch(ptr, W: gl.constexpr):
+    """Ask for a line of memory that is wanted later."""
+    thread = gl.arange(0, 32 * W, layout=gl.BlockedLayout([1], [32], [W], [0]))
+    gl.inline_asm_elementwise(
+        "{ .reg .pred first; setp.eq.s32 first, $2, 0; @first prefetch.global.L2 [$1]; mov.u32 $0, $2; }",
+        "=r,l,r",
+        [(ptr + thread * 0).to(gl.int64, bitcast=True), thread],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
 def _load_step(packed_ptrs, byte_ptrs, blocks_left, step: gl.constexpr, IS_EVEN: gl.constexpr):
     """Load one block per thread, and its scale byte: the first or the second block of a span."""
     block: gl.constexpr = step // 2 * 8 + step % 2
@@ -106,16 +120,6 @@ def _load_step(packed_ptrs, byte_ptrs, blocks_left, step: gl.constexpr, IS_EVEN:
             packed_ptrs + block * 16, mask=gl.expand_dims(is_inside, 4), other=0, eviction_policy="evict_first"
         )
         return packed, gl.load(byte_ptrs + block, mask=is_inside, other=0)
-
-
-@gluon.jit
-def _store_rows(sum_NM, output_N1, row_1M, x_scales_ptr, references_ptr, y_ptr, num_rows, num_outputs):
-    reference_N1 = gl.load(references_ptr + output_N1, mask=output_N1 < num_outputs, other=0)
-    exponent_N1 = reference_N1.to(gl.int32) - 13  # byte minus 127 minus 13, plus 127
-    scale_N1 = gl.where(exponent_N1 > 0, exponent_N1 << 23, 0).to(gl.float32, bitcast=True)
-    x_scale_1M = gl.load(x_scales_ptr + row_1M, mask=row_1M < num_rows, other=0.0)
-    y_NM = (sum_NM * x_scale_1M * scale_N1).to(y_ptr.dtype.element_ty)
-    gl.store(y_ptr + (row_1M * num_outputs + output_N1), y_NM, mask=(row_1M < num_rows) & (output_N1 < num_outputs))
 
 
 @gluon.jit
@@ -164,6 +168,7 @@ def _few_rows_kernel(
         packed_ahead = packed_ahead + (packed,)
         bytes_ahead = bytes_ahead + (scale_bytes,)
 
+    _fetch(counters_ptr + tile, W)
     # The weight was there long before; the rows come from the kernel before this one.
     _order("griddepcontrol.wait;", W)
     rows = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [T * M, 128], shared)
@@ -181,6 +186,14 @@ def _few_rows_kernel(
     async_copy.wait_group(0)
     fence_async_shared()
     _order("bar.sync 0;", W)
+
+    output_N1 = tile * N + gl.expand_dims(gl.arange(0, N, layout=gl.SliceLayout(1, product)), 1)
+    row_1M = gl.expand_dims(gl.arange(0, M, layout=gl.SliceLayout(0, product)), 0)
+    is_output_N1, is_row_1M = output_N1 < num_outputs, row_1M < num_rows
+    x_scale_1M = gl.load(x_scales_ptr + row_1M, mask=is_row_1M, other=0.0)
+    reference_N1 = gl.load(references_ptr + output_N1, mask=is_output_N1, other=0)
+    exponent_N1 = reference_N1.to(gl.int32) - 13  # byte minus 127 minus 13, plus 127
+    scale_N1 = gl.where(exponent_N1 > 0, exponent_N1 << 23, 0).to(gl.float32, bitcast=True)
 
     zero_NM = gl.full((N, M), 0.0, gl.float32, product)
     sum_NM = zero_NM
@@ -206,20 +219,20 @@ def _few_rows_kernel(
         weight_NK = gl.convert_layout(weight_NK, lifted, assert_trivial=True)
         sum_NM += warpgroup_mma(weight_NK, rows.slice(step * M, M).permute((1, 0)), zero_NM, use_acc=False)
 
-    output_N1 = tile * N + gl.expand_dims(gl.arange(0, N, layout=gl.SliceLayout(1, product)), 1)
-    row_1M = gl.expand_dims(gl.arange(0, M, layout=gl.SliceLayout(0, product)), 0)
+    y_NM = sum_NM * x_scale_1M * scale_N1
+    y_ptrs = y_ptr + (row_1M * num_outputs + output_N1)
     if P == 1:
-        _store_rows(sum_NM, output_N1, row_1M, x_scales_ptr, references_ptr, y_ptr, num_rows, num_outputs)
+        gl.store(y_ptrs, y_NM.to(y_ptr.dtype.element_ty), mask=is_row_1M & is_output_N1)
     else:
         part_ptrs = parts_ptr + ((output_N1 + tile * ((P - 1) * N)) * M + row_1M)
-        gl.store(part_ptrs + part * (N * M), sum_NM)
+        gl.store(part_ptrs + part * (N * M), y_NM)
         _order("bar.sync 0;", W)
         arrived = gl.atomic_add(counters_ptr + tile, 1, sem="acq_rel")
         if arrived == P - 1:
-            sum_NM = gl.load(part_ptrs, cache_modifier=".cg")
+            y_NM = gl.load(part_ptrs, cache_modifier=".cg")
             for other in gl.static_range(1, P):
-                sum_NM += gl.load(part_ptrs + other * (N * M), cache_modifier=".cg")
-            _store_rows(sum_NM, output_N1, row_1M, x_scales_ptr, references_ptr, y_ptr, num_rows, num_outputs)
+                y_NM += gl.load(part_ptrs + other * (N * M), cache_modifier=".cg")
+            gl.store(y_ptrs, y_NM.to(y_ptr.dtype.element_ty), mask=is_row_1M & is_output_N1)
             gl.store(counters_ptr + tile, 0)
 
 

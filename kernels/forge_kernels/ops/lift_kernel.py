@@ -9,6 +9,8 @@ Legend: R rows of a tile, P blocks per row, padded to a power of two, tile (N = 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -54,14 +56,27 @@ def _power_of_two(exponent):
 
 
 @triton.jit
+def _store_words(ptr_N, word_N8, is_inside_N, N: tl.constexpr):
+    """Store eight words of every block, four words apart, one after the other, so that a thread keeps its block."""
+    for last in tl.static_range(2):
+        word_N4 = tl.split(tl.reshape(word_N8, (N, 4, 2)))[last]
+        for middle in tl.static_range(2):
+            word_N2 = tl.split(tl.reshape(word_N4, (N, 2, 2)))[middle]
+            for first in tl.static_range(2):
+                word_N = tl.split(word_N2)[first]
+                tl.store(ptr_N + 4 * (4 * first + 2 * middle + last), word_N, mask=is_inside_N)
+
+
+@triton.jit
 def _store_lifted(
     value_NJ, bytes_N, is_used_N, is_finite_N, block_N, row_R, values_ptr, scales_ptr, is_exact_ptr, num_rows,
     blocks_per_row, LARGEST_SHIFT: tl.constexpr, LEAST_SHIFT: tl.constexpr, SMALLEST_INVERSE: tl.constexpr,
     ROUNDS_FIRST: tl.constexpr, FOR_FEW_ROWS: tl.constexpr, R: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    reference_R = tl.max(tl.reshape(tl.where(is_used_N, bytes_N, 0), (R, P)), axis=1)
+    # One reduction tells both what the largest byte is and whether any block is not finite.
+    largest_R = tl.max(tl.reshape(tl.where(is_finite_N, tl.where(is_used_N, bytes_N, 0), 256), (R, P)), axis=1)
+    reference_R = largest_R & 255
     shift_RP = tl.reshape(bytes_N, (R, P)) - reference_R[:, None] + LARGEST_SHIFT
-    is_exact_RP = (shift_RP >= LEAST_SHIFT) | tl.reshape(is_used_N == 0, (R, P))
     power_RP = ((tl.minimum(tl.maximum(shift_RP, -64), LARGEST_SHIFT) + 127) << 23).to(tl.float32, bitcast=True)
     lifted_NJ = value_NJ * tl.reshape(power_RP, (R * P,))[:, None]
     if ROUNDS_FIRST:
@@ -69,24 +84,19 @@ def _store_lifted(
         units_NJ = lifted_NJ * SMALLEST_INVERSE
         units_NJ = tl.where(tl.abs(units_NJ) < 16.0, (units_NJ + 12582912.0) - 12582912.0, units_NJ)
         lifted_NJ = units_NJ * (1 / SMALLEST_INVERSE)
-    is_finite_R = tl.min(tl.reshape(is_finite_N.to(tl.int32), (R, P)), axis=1) > 0
-    scale_R = tl.where(is_finite_R, _power_of_two(reference_R - (127 + LARGEST_SHIFT)), float("nan"))
+    scale_R = tl.where(largest_R < 256, _power_of_two(reference_R - (127 + LARGEST_SHIFT)), float("nan"))
     tl.store(scales_ptr + row_R, scale_R, mask=row_R < num_rows)
-    tl.store(is_exact_ptr + row_R, tl.min(is_exact_RP.to(tl.int32), axis=1) > 0, mask=row_R < num_rows)
     small_NJ = lifted_NJ.to(values_ptr.dtype.element_ty)
     if FOR_FEW_ROWS:
         # Blocks that pad a row hold zeros, and those of its last span are stored, too.
         block_P = tl.arange(0, P)
         padded = (blocks_per_row + 7) // 8 * 8
-        place_P = block_P // 8 * 256 + block_P % 2 * 128 + block_P % 8 // 2 * 4
-        start_N = tl.reshape(row_R.to(tl.int64)[:, None] * (padded * 32) + place_P[None, :], (R * P,))
+        word_P = block_P // 8 * 64 + block_P % 2 * 32 + block_P % 8 // 2
+        start_N = tl.reshape(row_R.to(tl.int64)[:, None] * (padded * 8) + word_P[None, :], (R * P,))
         inside_N = tl.reshape((row_R < num_rows)[:, None] & (block_P < padded)[None, :], (R * P,))
-        place_184 = tl.arange(0, 8)[None, :, None] * 16 + tl.arange(0, 4)[None, None, :]
-        tl.store(
-            values_ptr + (start_N[:, None, None] + place_184),
-            tl.reshape(small_NJ, (R * P, 8, 4)),
-            mask=inside_N[:, None, None],
-        )
+        byte_N84 = tl.reshape(small_NJ.to(tl.uint8, bitcast=True).to(tl.uint32), (R * P, 8, 4))
+        word_N8 = tl.sum(byte_N84 << (8 * tl.arange(0, 4)).to(tl.uint32)[None, None, :], axis=2)
+        _store_words(values_ptr.to(tl.pointer_type(tl.uint32)) + start_N, word_N8, inside_N, R * P)
     else:
         # Two stores of 16 bytes per block, so that a thread keeps its block.
         place_12H = tl.arange(0, 2)[None, :, None] * 16 + tl.arange(0, 16)[None, None, :]
@@ -95,6 +105,8 @@ def _store_lifted(
         tl.store(
             values_ptr + (start_N11 + place_12H), tl.reshape(small_NJ, (R * P, 2, 16)), mask=is_inside_N[:, None, None]
         )
+        is_exact_RP = (shift_RP >= LEAST_SHIFT) | tl.reshape(is_used_N == 0, (R, P))
+        tl.store(is_exact_ptr + row_R, tl.min(is_exact_RP.to(tl.int32), axis=1) > 0, mask=row_R < num_rows)
 
 
 @triton.jit
@@ -161,7 +173,7 @@ def encode_lifted_triton(
 
     for_few_rows: lay values out as `few_rows_triton` reads them: rows are padded with zeros to spans of 256; of each span come
     the blocks of even number, then those of odd number, and of such four blocks the first four values of each, then the next
-    four, and so on. On a GPU the next kernel may start before this one ends, if it waits by itself.
+    four, and so on; `is_exact_M` stays empty. On a GPU the next kernel may start before this one ends, if it waits by itself.
 
     Nothing is checked but the length of the rows: rows with a NaN or an infinity get the scale NaN.
 
@@ -186,7 +198,7 @@ def encode_lifted_triton(
             num_warps=_num_warps(rows * padded), enable_fp_fusion=False,
             **({"launch_pdl": True} if is_followed else {}),
         )  # fmt: skip
-    return lifted
+    return replace(lifted, is_exact_M=lifted.is_exact_M[:0]) if for_few_rows else lifted
 
 
 @on_device_of
