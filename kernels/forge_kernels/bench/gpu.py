@@ -43,6 +43,8 @@ GPTQ_SIDE = 4096
 _CHECKED_ROWS = 64
 _COPIES = 6
 """Weights that products of few rows take in turn: together far larger than the L2 cache."""
+_ROUNDS = 8
+"""How often they do so in one replay, whose own launch takes as long as a product or nearly."""
 
 
 def time_gpu(*, repeats: int = 25) -> Iterator[Measurement]:
@@ -168,7 +170,8 @@ def time_few_rows(bandwidth: float, *, repeats: int) -> Iterator[Measurement]:
         x_MK = torch.randn(rows, SIDE, device="cuda", dtype=torch.bfloat16)
         calls = [partial(_product(weight, "float32"), x_MK) for weight in prepared]
         mine, instead = replay_side_by_side(
-            [calls, [partial(torch.mm, x_MK, weight_NK.T) for weight_NK in weights]], repeats=repeats
+            [calls * _ROUNDS, [partial(torch.mm, x_MK, weight_NK.T) for weight_NK in weights] * _ROUNDS],
+            repeats=repeats,
         )
         checked_MK = x_MK * torch.randn(SIDE, device="cuda").exp().to(torch.bfloat16)
         wanted = decode(encode(checked_MK)).double() @ prepared[0].decoded().double().T
