@@ -156,13 +156,15 @@ def compare(
         )  # fmt: skip
 
 
-bench_app = typer.Typer(help="Time the kernels.", no_args_is_help=True, rich_markup_mode=None)
+bench_app = typer.Typer(
+    help="Time the kernels; count how often verdicts are right.", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(bench_app, name="bench")
 
 
 @bench_app.callback()
 def bench() -> None:
-    """Time what the project is made of, as ratios in one run."""
+    """Measure what the project is made of: how fast its kernels are, how often its verdicts are right."""
 
 
 @bench_app.command()
@@ -181,6 +183,24 @@ def kernels(
             _emit(document)
         else:
             Console().print(bench_table(document))
+
+
+@bench_app.command()
+def verdicts(
+    worlds: Annotated[int, typer.Option(help="Observations to judge.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Of the worlds.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Also keep the document in this JSON file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Judge generated worlds whose true causes are known, and count how often verdicts are wrong (a minute or two)."""
+    with told_in_one_sentence():
+        from forge.cli.verdict_benching import bench_verdicts, verdict_table
+
+        document = bench_verdicts(worlds, seed=seed, out=out)
+        if as_json:
+            _emit(document)
+        else:
+            Console().print(verdict_table(document))
 
 
 @app.command()

@@ -27,10 +27,8 @@ def bench_kernels(device_name: str | None, *, out: Path | None, repeats: int) ->
     device = _device(device_name)
     if repeats < 1:
         raise UserError(f"repeats is {repeats}; give at least 1")
-    if out is not None and not out.parent.is_dir():
-        raise UserError(f"{out} cannot be written: there is no folder {out.parent}; make it first")
     if out is not None:
-        _require_writable(out)
+        require_writable(out)
     progress = Console(stderr=True)
     document: dict[str, Any] = {"environment": describe(device), "repeats": repeats, "measurements": []}
     for measurement in _all(device, repeats):
@@ -70,8 +68,14 @@ def _all(device: torch.device, repeats: int) -> Iterator[Measurement]:
         yield time_scoring(repeats=max(3, repeats // 2))
 
 
-def _require_writable(out: Path) -> None:
-    """Find out before minutes of timing whether there will be a place for the result."""
+def require_writable(out: Path) -> None:
+    """Find out before minutes of work whether there will be a place for the result.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not out.parent.is_dir():
+        raise UserError(f"{out} cannot be written: there is no folder {out.parent}; make it first")
     existed = out.exists()
     try:
         out.open("a").close()

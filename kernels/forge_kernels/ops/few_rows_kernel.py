@@ -31,13 +31,12 @@ from forge_kernels.ops.lift import Lifted
 MOST_ROWS = 16
 EXACT_OCTAVES = 26
 """Largest difference of exponents in a weight's row that the kernel holds."""
-_copy_async = (
-    getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
-)  # Triton 3.6 has the second
 _STEP = 128
 _STEPS = (16, 8, 4)
 _WARPS_PER_PROCESSOR = 12
 """Warps that hide the memory's latency; shorter parts are taken for smaller weights until there are as many."""
+# Triton renamed it after 3.6, and left the old name in place to say so.
+_copy_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 
 @gluon.jit
