@@ -38,16 +38,25 @@ def verdict_table(document: dict[str, Any]) -> Table:
     luck = document["luck"]
     table = Table(
         title=f"rule {document['rule']}, {document['worlds']} worlds of seed {document['seed']}",
-        caption=f"of {luck['triggered']} gains that were mere luck {luck['confirmed']} held when they were measured again",
+        caption=(
+            "calls: per world. truth refuted, untruth held (supported): of the verdicts that say something. undecided: of all"
+            f" hypotheses. Of {luck['triggered']} gains that were mere luck {luck['confirmed']} held when measured again."
+        ),
         title_justify="left",
         caption_justify="left",
     )
     columns = (
-        "way", "kind", "worlds", "calls each", "truth refuted, of verdicts", "untruth supported, of verdicts",
-        "undecided, of hypotheses", "truth supported where separated",
-    )  # fmt: skip
+        "way",
+        "worlds",
+        "seen",
+        "calls",
+        "truth refuted",
+        "untruth held",
+        "undecided",
+        "truth held if separated",
+    )
     for column in columns:
-        table.add_column(column, justify="left" if column in ("way", "kind") else "right")
+        table.add_column(column, justify="left" if column in ("way", "worlds") else "right")
     for way, by_kind in document["ways"].items():
         for kind, row in by_kind.items():
             given = row["true_supported"] + row["true_refuted"] + row["false_supported"] + row["false_refuted"]
@@ -66,4 +75,4 @@ def verdict_table(document: dict[str, Any]) -> Table:
 
 
 def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.1%} ({part} of {whole})" if whole else ""
+    return f"{part / whole:.1%} of {whole}" if whole else ""

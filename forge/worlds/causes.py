@@ -17,7 +17,10 @@ LUCK: Final = "luck"
 
 @dataclass(frozen=True, kw_only=True)
 class KnownControl:
-    """A control of the table. retained: of the child's effect, by cause, in the order of `CAUSES`."""
+    """A control of the table. retained: of the child's effect, by cause, in the order of `CAUSES`.
+
+    A child has one mechanism, so there is no knockin: its mechanism alone in the parent is the child.
+    """
 
     key: str
     kind: ControlKind
@@ -26,15 +29,8 @@ class KnownControl:
 
     def control(self) -> Control:
         """Return it as a proposer would write it down."""
-        keeps = ("mechanism",) if self.kind == "knockin" else ()
-        return Control(
-            key=self.key,
-            kind=self.kind,
-            removes=() if keeps else ("mechanism",),
-            keeps=keeps,
-            edits="edits" if self.kind == "substitute" else None,
-            cost=self.cost,
-        )
+        edits = "edits" if self.kind == "substitute" else None
+        return Control(key=self.key, kind=self.kind, removes=("mechanism",), edits=edits, cost=self.cost)
 
 
 CONTROLS: Final = (
@@ -47,8 +43,8 @@ CONTROLS: Final = (
     # A permutation in place of a mixing: outliers move and stay.
     KnownControl(key="no_mixing", kind="substitute", cost=1, retained=(0.9, 0.85, 0.15, 0.6, 0.55)),
     # Only on the weights, only on the activations.
-    KnownControl(key="weights_alone", kind="knockin", cost=1, retained=(0.6, 0.6, 0.45, 0.95, 0.1)),
-    KnownControl(key="activations_alone", kind="knockin", cost=1, retained=(0.4, 0.4, 0.5, 0.1, 0.9)),
+    KnownControl(key="weights_alone", kind="substitute", cost=1, retained=(0.6, 0.6, 0.45, 0.95, 0.1)),
+    KnownControl(key="activations_alone", kind="substitute", cost=1, retained=(0.4, 0.4, 0.5, 0.1, 0.9)),
     # Channels of another layer: as much capacity, the wrong choice, at a longer run.
     KnownControl(key="foreign_choice", kind="substitute", cost=2, retained=(0.95, 0.05, 0.7, 0.7, 0.7)),
     KnownControl(key="twice_the_capacity", kind="substitute", cost=3, retained=(1.4, 1.05, 1.0, 1.0, 1.0)),
