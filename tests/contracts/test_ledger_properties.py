@@ -228,7 +228,7 @@ def test_used_reserved_and_free_always_sum_to_the_budget() -> None:
 
 @pytest.mark.slow
 def test_used_reserved_and_free_sum_to_the_budget_in_many_long_runs() -> None:
-    run_machine(max_examples=100, stateful_step_count=60)
+    run_machine(max_examples=200, stateful_step_count=60)
 
 
 def run_machine(**changes: Any) -> None:

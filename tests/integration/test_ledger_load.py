@@ -233,4 +233,4 @@ def test_under_load_no_writer_fails_or_waits_long_and_the_log_is_cut_when_the_re
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_under_long_load(run_folder: Path) -> None:
-    endure(run_folder, shows=(2, 2), min_settled=250)
+    endure(run_folder, shows=(4, 4), min_settled=500)
