@@ -59,14 +59,13 @@ def verdict_table(document: dict[str, Any]) -> Table:
         table.add_column(column, justify="left" if column in ("way", "worlds") else "right")
     for way, by_kind in document["ways"].items():
         for kind, row in by_kind.items():
-            given = row["true_supported"] + row["true_refuted"] + row["false_supported"] + row["false_refuted"]
             table.add_row(
                 way if kind == next(iter(by_kind)) else "",
                 kind,
                 str(row["worlds"]),
                 "" if row["calls_per_world"] is None else f"{row['calls_per_world']:.2f}",
-                _share(row["true_refuted"], given),
-                _share(row["false_supported"], given),
+                _share(row["true_refuted"], row["given"]),
+                _share(row["false_supported"], row["given"]),
                 "" if row["inconclusive"] is None else f"{row['inconclusive']:.0%}",
                 _share(row["supported_separated"], row["separated"]),
             )

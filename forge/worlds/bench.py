@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from forge.recipe import Statistics
+from forge.worlds.causes import LUCK
 from forge.worlds.generate import KINDS, Kind, make_world
 from forge.worlds.judge import WAYS, Judgement, Way, is_triggered, judge, observe
 from forge.worlds.losses import load_losses
@@ -72,6 +73,10 @@ class Count:
         }
 
 
+def _empty_counts() -> dict[Way, dict[Kind, Count]]:
+    return {way: {kind: Count() for kind in KINDS} for way in WAYS}
+
+
 @dataclass
 class Tally:
     """Of a whole run.
@@ -83,7 +88,7 @@ class Tally:
     triggered: int = 0
     luck_triggered: int = 0
     luck_confirmed: int = 0
-    counts: dict[Way, dict[Kind, Count]] = field(default_factory=lambda: _empty_counts())
+    counts: dict[Way, dict[Kind, Count]] = field(default_factory=_empty_counts)
 
     def to_json(self, *, worlds: int, seed: int) -> dict[str, Any]:
         """Return all counts and rates as plain JSON."""
@@ -91,7 +96,7 @@ class Tally:
         for way, by_kind in self.counts.items():
             kinds = {str(kind): count for kind, count in by_kind.items()}
             kinds["all"] = sum(by_kind.values(), Count())
-            ways[way] = {kind: asdict(count) | count.rates() for kind, count in kinds.items()}
+            ways[way] = {kind: asdict(count) | {"given": count.given} | count.rates() for kind, count in kinds.items()}
         return {
             "rule": RULE,
             "worlds": worlds,
@@ -118,7 +123,7 @@ def judge_worlds(worlds: int, seed: int, *, progress: Callable[[Iterable[int]], 
             if tally.made > MOST_TRIES * worlds:
                 raise RuntimeError(f"{tally.made} worlds gave fewer than {worlds} observations")
             world = make_world(number, seed, losses)
-            is_luck = world.cause == "luck"
+            is_luck = world.cause == LUCK
             triggered = is_triggered(world, statistics)
             tally.triggered += triggered
             tally.luck_triggered += triggered and is_luck
@@ -129,10 +134,6 @@ def judge_worlds(worlds: int, seed: int, *, progress: Callable[[Iterable[int]], 
         for way, judgement in judge(world, confirmed, statistics, number).items():
             tally.counts[way][world.kind].add(world.truth, judgement)
     return tally
-
-
-def _empty_counts() -> dict[Way, dict[Kind, Count]]:
-    return {way: {kind: Count() for kind in KINDS} for way in WAYS}
 
 
 def _share(part: int, whole: int) -> float | None:

@@ -22,9 +22,10 @@ from typing import Final, Literal
 
 import numpy as np
 
+from evaluators.results import Split
 from forge.noise import LARGEST_SCALE, NoiseModel
 from forge.worlds.causes import CAUSES, CONTROLS, LUCK, KnownControl
-from forge.worlds.losses import CONFIRM, SEARCH, Array, SubjectLosses
+from forge.worlds.losses import CONFIRM, SEARCH, SPLITS, Array, SubjectLosses
 from hypotheses.effects import noise_floor, program_variance
 from hypotheses.ledger import Settlement
 from hypotheses.predictions import Explanation, ExplanationProblem, Hypothesis, Prediction
@@ -130,7 +131,7 @@ def _measure(
     """Return the world with the losses that its programs would have."""
     base = losses.bases[dice.choice(sorted(losses.bases))]
     pattern, own_pattern = (losses.patterns[index] for index in dice.choices(range(len(losses.patterns)), k=2))
-    damage = {split: float((base[split] - losses.full_precision[split]).mean()) for split in (SEARCH, CONFIRM)}
+    damage = {split: float((base[split] - losses.full_precision[split]).mean()) for split in SPLITS}
     gain = damage[SEARCH] * 10 ** dice.uniform(-1.5, -0.15)
     if cause == LUCK:
         gain = 0.0
@@ -138,16 +139,16 @@ def _measure(
     parent_is_calibrated = dice.random() < 0.7
     noise = _noise(dice, losses)
 
-    def run(share: float, luck: Mapping[str, Array], *, is_control: bool = False) -> dict[str, Array]:
+    def run(share: float, luck: Mapping[Split, Array], *, is_control: bool = False) -> dict[Split, Array]:
         found = {}
-        for split in (SEARCH, CONFIRM):
+        for split in SPLITS:
             mixed = (1 - own_weight) * pattern[split] + own_weight * own_pattern[split]
             effect = share * gain * (mixed if is_control else pattern[split])
             scale = min(max((damage[split] - share * gain) / losses.reference_damage, 1 / LARGEST_SCALE), LARGEST_SCALE)
             found[split] = base[split] - effect + scale * luck[split]
         return found
 
-    quiet = {split: np.zeros_like(base[split]) for split in (SEARCH, CONFIRM)}
+    quiet = {split: np.zeros_like(base[split]) for split in SPLITS}
     parent = run(0.0, _luck(dice, losses) if parent_is_calibrated else quiet)
     child, again = run(1.0, _luck(dice, losses)), run(1.0, _luck(dice, losses))
     if cause == LUCK:
@@ -173,7 +174,7 @@ def _measure(
     )
 
 
-def _luck(dice: random.Random, losses: SubjectLosses) -> dict[str, Array]:
+def _luck(dice: random.Random, losses: SubjectLosses) -> dict[Split, Array]:
     """Return the luck of one run, (C,) by split: its mean over chunks goes along with the calibration draw on both splits."""
     luck = dice.choice(losses.lucks)
     factor = dice.choice((-1, 1)) * dice.uniform(1 - SIXTH, 1 + SIXTH)

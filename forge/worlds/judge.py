@@ -35,12 +35,10 @@ class Judgement:
 
 def observe(world: World, statistics: Statistics) -> PairedEffect | None:
     """Return the confirmed effect; None where the gain is not clear enough to be confirmed, or does not hold then."""
-    search = effect_on(world.search_parent, world.search_child, world.noise)
-    if search.mean <= statistics.trigger_sigma * search.standard_error:
+    if not is_triggered(world, statistics):
         return None
     confirmed = effect_on_reference(world.confirmation, world.search_parent, world.noise)
-    holds = confirmed.mean * search.mean > 0 and abs(confirmed.z) >= statistics.confirm_sigma
-    return confirmed if holds else None
+    return confirmed if confirmed.z >= statistics.confirm_sigma else None
 
 
 def is_triggered(world: World, statistics: Statistics) -> bool:

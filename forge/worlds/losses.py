@@ -16,11 +16,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from evaluators.results import Split
+from forge.confirming import CONFIRMATION_SPLIT
+from forge.set_up import NOISE_PROGRAM
+
 Array = np.ndarray[Any, np.dtype[np.float64]]
-Split = str
 SEARCH: Final = "search"
-CONFIRM: Final = "confirm"
-NOISE_PROGRAM: Final = "gptq"
+CONFIRM: Final = CONFIRMATION_SPLIT
+SPLITS: Final[tuple[Split, ...]] = (SEARCH, CONFIRM)
 _CLEAR: Final = 5.0
 """Standard errors that the difference of two programs must have to be taken for the pattern of an effect."""
 
@@ -50,21 +53,20 @@ def load_losses() -> dict[str, SubjectLosses]:
 
 def take_apart(data: Mapping[str, Any]) -> SubjectLosses:
     """Return bases, patterns and lucks of one subject's measurements, see `forge.worlds.measure.measure`."""
-    splits = (SEARCH, CONFIRM)
-    full_precision = {split: np.asarray(data["full_precision"][split]) for split in splits}
+    full_precision = {split: np.asarray(data["full_precision"][split]) for split in SPLITS}
     losses = {
-        name: {split: np.asarray(by_split[split]) for split in splits} for name, by_split in data["programs"].items()
+        name: {split: np.asarray(by_split[split]) for split in SPLITS} for name, by_split in data["programs"].items()
     }
-    bases = {name: {split: losses[name][split].mean(axis=0) for split in splits} for name in losses}
+    bases = {name: {split: losses[name][split].mean(axis=0) for split in SPLITS} for name in losses}
     names = sorted(bases)
     patterns = []
     for index, first in enumerate(names):
         for second in names[index + 1 :]:
-            difference = {split: bases[first][split] - bases[second][split] for split in splits}
+            difference = {split: bases[first][split] - bases[second][split] for split in SPLITS}
             mean = float(difference[SEARCH].mean())
             error = float(difference[SEARCH].std(ddof=1)) / math.sqrt(len(difference[SEARCH]))
             if abs(mean) > _CLEAR * error:
-                patterns.append({split: difference[split] / mean for split in splits})
+                patterns.append({split: difference[split] / mean for split in SPLITS})
     lucks = []
     for name in names:
         num_draws = len(losses[name][SEARCH])
@@ -72,7 +74,7 @@ def take_apart(data: Mapping[str, Any]) -> SubjectLosses:
             continue
         widened = math.sqrt(num_draws / (num_draws - 1))
         for draw in range(num_draws):
-            lucks.append({split: widened * (losses[name][split][draw] - bases[name][split]) for split in splits})
+            lucks.append({split: widened * (losses[name][split][draw] - bases[name][split]) for split in SPLITS})
     return SubjectLosses(
         full_precision=full_precision,
         bases=bases,

@@ -10,7 +10,7 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 
@@ -23,10 +23,10 @@ from evaluators.results import Outcome
 from evaluators.sandbox import BubblewrapIsolation
 from evaluators.subjects import load_subject
 from forge.program_files import read_program
+from forge.worlds.losses import SEARCH, SPLITS
 
 SUBJECTS: Final = ("nano-llama", "nano-qwen3")
 DRAWS: Final = {"rtn": 1, "hadamard_rtn": 1, "smoothquant": 1, "gptq": 8, "wush_gptq": 8}
-SPLITS: Final[tuple[Literal["search", "confirm"], ...]] = ("search", "confirm")
 DIGITS: Final = 6
 
 
@@ -56,7 +56,7 @@ def measure(subject_name: str) -> dict[str, Any]:
         for name, num_draws in DRAWS.items():
             found["programs"][name] = {split: [] for split in SPLITS}
             for draw in range(num_draws):
-                result = evaluator.evaluate(read_program(name), split=SPLITS[0], draw=draw)
+                result = evaluator.evaluate(read_program(name), split=SEARCH, draw=draw)
                 if result.outcome is not Outcome.SCORED or result.artifact_hash is None:
                     raise RuntimeError(f"{name}, draw {draw}: {result.outcome}: {result.reason}")
                 for split in SPLITS:
