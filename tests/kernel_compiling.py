@@ -87,7 +87,7 @@ def all_kernels(*, few: bool) -> dict[str, int]:
     for rows, warps, steps, is_even in ((8, 4, 16, True), (16, 8, 16, True), (16, 8, 4, False)):
         found[f"{rows} rows, {steps} steps, even {is_even}"] = shared_memory(
             _few_rows_kernel,
-            {"M": rows, "W": warps, "T": steps, "P": 4, "AHEAD": 3, "IS_EVEN": is_even},
+            {"M": rows, "W": warps, "T": steps, "P": 4, "EARLY": 2, "AHEAD": 3, "IS_EVEN": is_even},
             num_warps=warps,
             x_ptr="*fp8e5",
         )

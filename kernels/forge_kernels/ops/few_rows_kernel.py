@@ -125,7 +125,8 @@ def _load_step(packed_ptrs, byte_ptrs, blocks_left, step: gl.constexpr, IS_EVEN:
 def _few_rows_kernel(
     x_ptr, x_scales_ptr, packed_ptr, bytes_ptr, references_ptr, parts_ptr, counters_ptr, y_ptr,
     num_rows, num_outputs, blocks_per_row,
-    M: gl.constexpr, W: gl.constexpr, T: gl.constexpr, P: gl.constexpr, AHEAD: gl.constexpr, IS_EVEN: gl.constexpr,
+    M: gl.constexpr, W: gl.constexpr, T: gl.constexpr, P: gl.constexpr, EARLY: gl.constexpr, AHEAD: gl.constexpr,
+    IS_EVEN: gl.constexpr,
 ):  # fmt: skip
     N: gl.constexpr = 16 * W
     product: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, M, 32])
@@ -160,16 +161,6 @@ def _few_rows_kernel(
     low_WRG1 = (26 - reference_WRG1) * 0x04040400 - 0x75777B80  # bytes 8A, 88, 84, 80: -1.5, -1, -0.5, -0
     high_WRG1 = (26 - reference_WRG1) * 0x04040404 - 0x6D6F7174  # bytes 92, 90, 8E, 8C: -6, -4, -3, -2
 
-    packed_ahead = ()
-    bytes_ahead = ()
-    for step in gl.static_range(AHEAD):
-        packed, scale_bytes = _load_step(packed_ptrs, byte_ptrs, left_WRGQ, step, IS_EVEN)
-        packed_ahead = packed_ahead + (packed,)
-        bytes_ahead = bytes_ahead + (scale_bytes,)
-
-    _fetch(counters_ptr + tile, W)
-    # The weight was there long before; the rows come from the kernel before this one.
-    _order("griddepcontrol.wait;", W)
     rows = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [T * M, 128], shared)
     row_TM = gl.arange(0, M)[None, :]
     step_TM = first_step + gl.arange(0, T)[:, None]
@@ -180,8 +171,23 @@ def _few_rows_kernel(
     inside = gl.set_auto_layout(inside_TM.reshape((T * M,)), copied_lines)
     place = start[:, None] + gl.arange(0, 128, layout=gl.SliceLayout(0, copied))[None, :]
     place, inside = gl.broadcast(place, inside[:, None])
+
+    packed_ahead = ()
+    bytes_ahead = ()
+    for step in gl.static_range(EARLY):
+        packed, scale_bytes = _load_step(packed_ptrs, byte_ptrs, left_WRGQ, step, IS_EVEN)
+        packed_ahead = packed_ahead + (packed,)
+        bytes_ahead = bytes_ahead + (scale_bytes,)
+    _fetch(counters_ptr + tile, W)
+    # The weight was there long before; the rows come from the kernel before this one. What is asked for before them delays them
+    # and the kernel that makes them; what is asked for after them keeps the memory busy until they are here.
+    _order("griddepcontrol.wait;", W)
     _copy_async(rows, x_ptr + place, mask=inside)
     async_copy.commit_group()
+    for step in gl.static_range(EARLY, AHEAD):
+        packed, scale_bytes = _load_step(packed_ptrs, byte_ptrs, left_WRGQ, step, IS_EVEN)
+        packed_ahead = packed_ahead + (packed,)
+        bytes_ahead = bytes_ahead + (scale_bytes,)
     async_copy.wait_group(0)
     fence_async_shared()
     _order("bar.sync 0;", W)
@@ -225,7 +231,8 @@ def _few_rows_kernel(
     else:
         part_ptrs = parts_ptr + ((output_N1 + tile * ((P - 1) * N)) * M + row_1M)
         gl.store(part_ptrs + part * (N * M), y_NM)
-        _order("bar.sync 0;", W)
+        # The next kernel may start; it waits for this one's end before it reads or writes what this one does.
+        _order("bar.sync 0; griddepcontrol.launch_dependents;", W)
         arrived = gl.atomic_add(counters_ptr + tile, 1, sem="acq_rel")
         if arrived == P - 1:
             y_NM = gl.load(part_ptrs, cache_modifier=".cg")
@@ -272,7 +279,7 @@ def few_rows_triton(
     sums = torch.empty(tiles * parts * 16 * warps * rows if parts > 1 else 0, dtype=torch.float32, device=y.device)
     _few_rows_kernel[(tiles * parts,)](
         x.values_MK, x.scales_M, packed_NH, scales_NB, references_N, sums, counters, y, num_rows, num_outputs, blocks_per_row,
-        M=rows, W=warps, T=steps, P=parts, AHEAD=3,
+        M=rows, W=warps, T=steps, P=parts, EARLY=2, AHEAD=3,
         IS_EVEN=num_outputs % (16 * warps) == 0 and blocks_per_row % (4 * steps) == 0, num_warps=warps, launch_pdl=True,
     )  # fmt: skip
     return y
