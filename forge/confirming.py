@@ -16,7 +16,7 @@ from forge.recipe import Statistics
 from forge.retaining import is_gain
 from forge.scored import Scored, scored
 from hypotheses.effects import PairedEffect
-from hypotheses.ledger import Evaluation, Incumbent, Ledger, Settlement
+from hypotheses.ledger import Evaluation, Incumbent, LedgerReader, Settlement
 
 CONFIRMATION_SPLIT: Final = "confirm"
 """Split of confirmations, and of the controls that are compared with them."""
@@ -50,14 +50,14 @@ class Declaration:
 class Confirmer:
     """Measures programs of one campaign again, each once, and says which one may be declared its best."""
 
-    def __init__(self, ledger: Ledger, noise: NoiseModel, statistics: Statistics, seed: int) -> None:
+    def __init__(self, ledger: LedgerReader, noise: NoiseModel, statistics: Statistics, seed: int) -> None:
         self._ledger = ledger
         self._noise = noise
         self._statistics = statistics
         self._seed = seed
 
     @classmethod
-    def of(cls, ledger: Ledger) -> Confirmer | None:
+    def of(cls, ledger: LedgerReader) -> Confirmer | None:
         """Return the one that a ledger's campaign used; None before its noise floor is measured."""
         noise, campaign = NoiseModel.of(ledger), ledger.campaign()
         if noise is None:

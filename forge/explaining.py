@@ -12,13 +12,14 @@ from forge.confirming import CONFIRMATION_SPLIT, Confirmation, Confirmer
 from forge.controls import BITS_TOLERANCE, ControlProblem, build_control
 from forge.desk import Call, Desk, probe_evidence
 from forge.interview import Interview
-from forge.measured_effects import control_effect, effect_on, planned_width
+from forge.measured_controls import measure_control
+from forge.measured_effects import effect_on, planned_width
 from forge.noise import NoiseModel
 from forge.progress import Progress
 from forge.recipe import Statistics
 from forge.replies import ExplanationReply
 from forge.required import EditBoard
-from forge.scored import Scored, scored
+from forge.scored import Scored
 from forge.screening import Screener
 from hypotheses.design import ControlOption, Design, design_controls
 from hypotheses.effects import PairedEffect, family_level
@@ -38,7 +39,6 @@ from hypotheses.ledger import (
     Registration,
 )
 from hypotheses.predictions import Control, Explanation
-from hypotheses.probes import ProbeStatus, check_control
 from hypotheses.required_edits import check_required_edit
 from hypotheses.verdicts import ControlMeasurement, Verdict, VerdictStatus, decide
 
@@ -265,49 +265,25 @@ class Explainer:
         child: Scored,
         confirmation: Confirmation,
     ) -> ControlMeasurement:
-        """Return what the paid run of a control showed, after its probe."""
-        result = scored(evaluation)
-        if result is None:
-            assert evaluation.result is not None
-            return ControlMeasurement(
-                control=control.key,
-                effect=None,
-                executed=None,
-                outcome=evaluation.result.outcome,
-                reason=evaluation.result.reason,
-            )
-        base = parent if control.against == "parent" else child
-        answer = check_control(
-            probe_evidence(result.evidence, program.source),
-            probe_evidence(base.result.evidence, base.program.source),
-        )
-        self._ledger.record_probe_result(
-            NewProbeResult(
-                target_id=control_id,
-                program_id=program.id,
-                evaluation_id=evaluation.id,
-                kind="artifact",
-                status=answer.status.value,
-                detail=answer.detail,
-                provisional=False,
-            )
-        )
-        executed = None if answer.status is ProbeStatus.UNDETERMINED else answer.status is ProbeStatus.EXECUTED
-        outcome = "scored"
-        spent, allowed = result.effective_bits, child.result.effective_bits
-        if control.kind == "substitute" and abs((spent or 0.0) - (allowed or 0.0)) > BITS_TOLERANCE:
-            outcome = "unequal_bits"
+        """Return what the paid run of a control showed, and keep what its probe said."""
         confirmed = confirmation.evaluation.result
         assert confirmed is not None
-        effect, covariance = control_effect(result, confirmed, parent.result, self._noise)
-        return ControlMeasurement(
-            control=control.key,
-            effect=effect,
-            covariance=covariance,
-            executed=executed,
-            outcome=outcome,
-            reason=answer.detail,
+        measurement, answer = measure_control(
+            control, program, evaluation, parent=parent, child=child, confirmation=confirmed, noise=self._noise
         )
+        if answer is not None:
+            self._ledger.record_probe_result(
+                NewProbeResult(
+                    target_id=control_id,
+                    program_id=program.id,
+                    evaluation_id=evaluation.id,
+                    kind="artifact",
+                    status=answer.status.value,
+                    detail=answer.detail,
+                    provisional=False,
+                )
+            )
+        return measurement
 
     def _record(
         self,

@@ -75,6 +75,11 @@ def planned_width(confirmed: PairedEffect, parent: Settlement, noise: NoiseModel
     return expected_width(confirmed, confirmed.standard_error, level=level, covariance=covariance)
 
 
+def parent_luck(parent: Settlement, noise: NoiseModel) -> float:
+    """Return the parent's own variance over calibration draws, which the effects of child and control share."""
+    return _luck(parent, parent.nll, noise)
+
+
 def _luck(result: Settlement, search_nll: float | None, noise: NoiseModel) -> float:
     assert search_nll is not None
     return noise.luck(search_nll) if is_calibrated(result) else 0.0

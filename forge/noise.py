@@ -16,14 +16,45 @@ its standard deviation, and not at all where the damage of `gptq` itself is not 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from hypotheses.ledger import Ledger
+from hypotheses.effects import noise_floor, paired_effect, program_variance
+from hypotheses.ledger import LedgerReader, Settlement
 
 CLEAR_DAMAGE: Final = 5.0
 """Standard deviations over draws that the damage of the noise program must have before luck is taken in proportion to it."""
 LARGEST_SCALE: Final = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseFigures:
+    """What the ledger keeps of the noise. draw_means: mean losses of the noise program by calibration draw, nats per token."""
+
+    floor: float
+    chunk_variance: float
+    draw_variance: float
+    num_chunks: int
+    draw_means: tuple[float, ...]
+
+    @classmethod
+    def measured(cls, seed: Settlement, draws: Sequence[Settlement]) -> NoiseFigures:
+        """Return the figures of the scored seed and of scored draws of the noise program, on the same chunks.
+
+        Raises:
+            ValueError: fewer than two draws, or losses that do not pair.
+        """
+        means = tuple(draw.nll for draw in draws if draw.nll is not None)
+        variance = program_variance(means)
+        effect = paired_effect(seed.chunk_nll, draws[0].chunk_nll, program_variance=2 * variance)
+        return cls(
+            floor=noise_floor(effect.chunk_variance / effect.num_chunks, 2 * variance),
+            chunk_variance=effect.chunk_variance,
+            draw_variance=variance,
+            num_chunks=effect.num_chunks,
+            draw_means=means,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +75,7 @@ class NoiseModel:
     reference_damage: float
 
     @classmethod
-    def of(cls, ledger: Ledger) -> NoiseModel | None:
+    def of(cls, ledger: LedgerReader) -> NoiseModel | None:
         """Return what a ledger holds of it; None before it is measured."""
         measured = ledger.noise()
         if not measured:

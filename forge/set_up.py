@@ -7,14 +7,13 @@ from pathlib import Path
 from forge import program_source
 from forge.desk import Call, Desk
 from forge.errors import RecipeError
-from forge.noise import NoiseModel
+from forge.noise import NoiseFigures, NoiseModel
 from forge.program_files import read_program
 from forge.program_identity import ast_hash, normalized_ast_hash
 from forge.progress import Progress
 from forge.recipe import Recipe
 from forge.scored import scored
 from forge.screening import Screener
-from hypotheses.effects import noise_floor, paired_effect, program_variance
 from hypotheses.ledger import Ledger, NewIncumbent, NewNoise, NewProgram
 
 NOISE_PROGRAM = "gptq"
@@ -75,24 +74,21 @@ def set_up(
             f"the noise floor cannot be measured: program {NOISE_PROGRAM!r} ended "
             f"{failed.result.outcome if failed.result else ''}: {failed.result.reason if failed.result else ''}"
         )
-    means = [loss.nll for loss in losses if loss is not None and loss.nll is not None]
-    variance = program_variance(means)
-    assert losses[0] is not None
-    effect = paired_effect(result.chunk_nll, losses[0].chunk_nll, program_variance=2 * variance)
-    floor = noise_floor(effect.chunk_variance / effect.num_chunks, 2 * variance)
+    figures = NoiseFigures.measured(result, [loss for loss in losses if loss is not None])
     ledger.record_noise(
         NewNoise(
             program_id=reference.id,
             split="search",
-            floor=floor,
-            chunk_variance=effect.chunk_variance,
-            draw_variance=variance,
-            num_chunks=effect.num_chunks,
+            floor=figures.floor,
+            chunk_variance=figures.chunk_variance,
+            draw_variance=figures.draw_variance,
+            num_chunks=figures.num_chunks,
             evaluation_ids=tuple(draw.id for draw in draws),
-            body={"draw_means": means, "paired_with": first.id},
+            body={"draw_means": list(figures.draw_means), "paired_with": first.id},
         )
     )
-    progress.milestone(f"noise floor {floor:.5f} nats/token (calibration draws: sd {variance**0.5:.5f})")
+    sd = figures.draw_variance**0.5
+    progress.milestone(f"noise floor {figures.floor:.5f} nats/token (calibration draws: sd {sd:.5f})")
     noise = NoiseModel.of(ledger)
     assert noise is not None
     return noise

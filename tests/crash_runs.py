@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from evaluators.artifact_store import ArtifactStore
 from forge.cli.app import app
+from forge.recomputing import recompute
 from hypotheses.ledger import Ledger
 from tests.crash_campaign import write_campaign
 from tests.crash_points import BY_NAME, Point
@@ -206,6 +207,7 @@ def left_by_a_kill(run: Path) -> tuple[tuple[int, int, int], list[str]]:
         problems.append(f"{used} used + {reserved} reserved + {free} free is not {total}")
     with Ledger.open(run / "ledger.sqlite", read_only=True) as ledger:
         problems += ledger.check_invariants()
+        problems += [str(difference) for difference in recompute(ledger).differences]
     shown = CliRunner().invoke(app, ["show", str(run), "--json"])
     if shown.exit_code != 0:
         problems.append(f"`show` ended with {shown.exit_code}: {shown.stderr}")

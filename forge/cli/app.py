@@ -100,10 +100,20 @@ def show(
     what: Annotated[
         str, typer.Argument(help="summary, observations, edits, refusals, calls, notes, or the id of a program.")
     ] = "summary",
+    recompute: Annotated[
+        bool,
+        typer.Option("--recompute", help="Derive every verdict again from what was measured; exit 1 if any differs."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Read the ledger of a run, finished or running, without disturbing it."""
     with told_in_one_sentence():
+        if recompute:
+            from forge.cli.showing import show_recomputation
+
+            if not show_recomputation(run, Console(), _emit if as_json else None):
+                raise typer.Exit(1)
+            return
         from forge.cli.showing import show_run
 
         show_run(run, what, Console(), _emit if as_json else None)

@@ -47,6 +47,27 @@ def show_run(run: Path, what: str, console: Console, emit: Emit | None) -> None:
     _print_part(summary, what, console)
 
 
+def show_recomputation(run: Path, console: Console, emit: Emit | None) -> bool:
+    """Derive every verdict of a run again from what was measured, and print each difference; return whether there is none."""
+    from forge.recomputing import recompute  # needs what programs are run with, which other parts do not
+
+    with Ledger.open(RunFolder.open(run).ledger, read_only=True) as ledger:
+        ledger.pin()
+        found = recompute(ledger)
+    if emit is not None:
+        emit(found.to_json())
+        return found.holds
+    for difference in found.differences:
+        print_line(console, f"DIFFERS: {difference}", style="bold red")
+    for violation in found.violations:
+        print_line(console, f"INVARIANT VIOLATED: {violation}", style="bold red")
+    rules = f", by rule {', '.join(found.rules)}" if found.rules else ""
+    print_line(console, f"{found.agreeing} of {found.verdicts} verdicts follow from what was measured{rules}")
+    if found.waiting:
+        print_line(console, f"not judged yet: {', '.join(found.waiting)}")
+    return found.holds
+
+
 def _print_part(summary: Summary, what: str, console: Console) -> None:
     if what == "summary":
         print_summary(summary, console)

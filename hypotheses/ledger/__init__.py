@@ -33,6 +33,7 @@ from hypotheses.ledger.errors import (
     LedgerValueError,
 )
 from hypotheses.ledger.ledger import Ledger
+from hypotheses.ledger.reader import LedgerReader
 from hypotheses.ledger.records import (
     ENDED,
     STOPPED,
@@ -85,6 +86,7 @@ __all__ = [
     "LedgerConflict",
     "LedgerError",
     "LedgerNotFound",
+    "LedgerReader",
     "LedgerRefused",
     "LedgerSchemaError",
     "LedgerStorageError",

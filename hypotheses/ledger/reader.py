@@ -36,6 +36,10 @@ class LedgerReader:
         with self._read(as_of=END) as tx, self._position_lock:
             self._position = min(self._position, tx.session.scalar(select(func.max(models.Event.seq))) or 0)
 
+    def as_of(self, position: int) -> LedgerReader:
+        """Return a reader that sees what was recorded up to an event; it lives as long as this one."""
+        return LedgerReader(self._database, position=position)
+
     def campaign(self) -> records.Campaign:
         """Return the campaign."""
         with self._read(as_of=END) as tx:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from forge.recomputing import recompute
+from hypotheses.ledger import Ledger
 from tests.campaign_builders import run_quickstart
 from tests.ledger_queries import (
     DISCHARGED_LATER,
@@ -42,6 +44,13 @@ def test_its_verdicts_follow_from_the_ledger_alone(ledger: Path) -> None:
     for observation, statuses in recomputed(ledger).items():
         for hypothesis, (stored, again) in statuses.items():
             assert stored == again, f"{observation} {hypothesis}"
+
+
+def test_its_verdicts_follow_from_its_losses_and_evidence(ledger: Path) -> None:
+    with Ledger.open(ledger, read_only=True) as reader:
+        found = recompute(reader)
+    assert found.differences == ()
+    assert found.agreeing == found.verdicts >= 6
 
 
 def test_swapped_effects_flip_its_verdicts(ledger: Path) -> None:

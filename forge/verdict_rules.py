@@ -1,0 +1,63 @@
+"""The rules that verdicts were given by, by version: each stays callable, so that what it said can be recomputed.
+
+A verdict names its rule. A new version takes the place of the one in force; the old one keeps its decision and its expected
+width in a module of its own, and what they gave stays as it was (`tests/golden/verdict_2.json`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forge.measured_effects import parent_luck, planned_width
+from forge.noise import NoiseModel
+from hypotheses import verdict_2
+from hypotheses.design import Design
+from hypotheses.effects import PairedEffect
+from hypotheses.ledger import Settlement
+from hypotheses.predictions import Explanation
+from hypotheses.verdicts import RULE, ControlMeasurement, Verdict, decide
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerdictRule:
+    """One version of the rule.
+
+    width: expected width of a control's retained effect, from the confirmed effect, the parent's result, the noise and the
+        level. decide: the verdicts, from explanation, confirmed effect, measurements, design and error rate.
+    """
+
+    width: Callable[[PairedEffect, Settlement, NoiseModel, float], float]
+    decide: Callable[[Explanation, PairedEffect, Sequence[ControlMeasurement], Design, float], tuple[Verdict, ...]]
+
+    def verdicts(
+        self,
+        explanation: Explanation,
+        child: PairedEffect,
+        measurements: Sequence[ControlMeasurement],
+        design: Design,
+        alpha: float,
+    ) -> dict[str, dict[str, Any]]:
+        """Return the JSON of every verdict by hypothesis key."""
+        given = self.decide(explanation, child, measurements, design, alpha)
+        return {verdict.hypothesis: verdict.to_json() for verdict in given}
+
+
+def _width_2(confirmed: PairedEffect, parent: Settlement, noise: NoiseModel, level: float) -> float:
+    return verdict_2.plan_width(confirmed, shared_variance=parent_luck(parent, noise), level=level)
+
+
+VERDICT_RULES: Mapping[str, VerdictRule] = {
+    verdict_2.RULE: VerdictRule(
+        width=_width_2,
+        decide=lambda explanation, child, rows, design, alpha: verdict_2.decide(
+            explanation, child, rows, design, alpha=alpha
+        ),
+    ),
+    RULE: VerdictRule(
+        width=lambda confirmed, parent, noise, level: planned_width(confirmed, parent, noise, level=level),
+        decide=lambda explanation, child, rows, design, alpha: decide(explanation, child, rows, design, alpha=alpha),
+    ),
+}
+"""By version; the one in force is `hypotheses.verdicts.RULE`."""
