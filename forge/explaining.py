@@ -8,6 +8,8 @@ computed; the proposer has no say in it.
 
 from __future__ import annotations
 
+from functools import partial
+
 from forge.confirming import CONFIRMATION_SPLIT, Confirmation, Confirmer
 from forge.controls import BITS_TOLERANCE, ControlProblem, build_control
 from forge.desk import Call, Desk, probe_evidence
@@ -21,7 +23,7 @@ from forge.replies import ExplanationReply
 from forge.required import EditBoard
 from forge.scored import Scored
 from forge.screening import Screener
-from hypotheses.design import ControlOption, Design, design_controls
+from hypotheses.design import LEAST, ControlOption, Design, plan_controls
 from hypotheses.effects import PairedEffect, family_level
 from hypotheses.ledger import (
     Evaluation,
@@ -108,12 +110,12 @@ class Explainer:
         self._progress.milestone(
             f"observation {observation.id}: {child.program.title} {confirmed.mean:+.4f} nats/token, confirmed"
         )
-        width = self._width(confirmed, parent, num_hypotheses=2, num_controls=2)
+        width = self._width(confirmed, parent, 2, LEAST)
         reply = self._interview.explanation(turn, observation, parent, child, claims, search, confirmed, width)
         if reply is not None:
             self._test(turn, observation, parent, child, reply, confirmation, confirmed)
 
-    def _width(self, confirmed: PairedEffect, parent: Scored, *, num_hypotheses: int, num_controls: int) -> float:
+    def _width(self, confirmed: PairedEffect, parent: Scored, num_hypotheses: int, num_controls: int) -> float:
         """Return the width to expect of a measured retained effect, at the level of a verdict over so many tests."""
         level = family_level(num_hypotheses, num_controls, alpha=self._statistics.error_rate)
         return planned_width(confirmed, parent.result, self._noise, level=level)
@@ -135,13 +137,10 @@ class Explainer:
             for key, program in programs.items()
             if key not in known
         ]
-        width = self._width(
-            confirmed, parent, num_hypotheses=len(explanation.hypotheses), num_controls=max(1, len(options))
-        )
-        design = design_controls(
+        design = plan_controls(
             [p for p in explanation.predictions if p.control in {option.key for option in options}],
             options,
-            widths={option.key: width for option in options},
+            width_of=partial(self._width, confirmed, parent, len(explanation.hypotheses)),
             budget_calls=self._confirmer.spendable(),
         )
         for key, reason in problems.items():

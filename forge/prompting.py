@@ -24,6 +24,7 @@ from forge.prompt_data import as_block, as_quoted, numbered
 from forge.proposers.base import ExplanationRequest, ProposalRequest
 from forge.reply_writing import write_place, write_probe
 from forge.static_checks import ALLOWED_IMPORTS, MAX_SOURCE_BYTES
+from hypotheses.design import AT_ODDS, SHARE
 
 __all__ = ["explanation_prompt", "proposal_prompt", "with_prompt"]
 
@@ -65,6 +66,8 @@ def explanation_prompt(request: ExplanationRequest) -> str:
     """Return the prompt that asks for rivals, controls and predictions on an observation, or for their repair."""
     return _render(
         "explanation.md.j2",
+        share=SHARE,
+        at_odds=AT_ODDS,
         request=request,
         difference=program_source.diff(request.parent_source, request.child_source),
         child_mechanisms=program_source.mechanisms(request.child_source),

@@ -20,7 +20,7 @@ from forge.noise import NoiseFigures, NoiseModel
 from forge.recipe import Statistics
 from forge.scored import Scored
 from forge.verdict_rules import VERDICT_RULES, VerdictRule
-from hypotheses.design import ControlOption, Design, design_controls
+from hypotheses.design import ControlOption, Design
 from hypotheses.effects import PairedEffect, family_level
 from hypotheses.errors import HypothesesError
 from hypotheses.ledger import Control as StoredControl
@@ -271,20 +271,23 @@ class _Observed:
     ) -> Design:
         """Return the design as it follows from what was registered and from the calls that were free then."""
         controls = _of_round(self._controls, stored.round)
-        level = family_level(len(explanation.hypotheses), max(1, len(controls)), alpha=self._alpha)
-        width = rule.width(confirmed, parent.result, self._noise, level)
         first = min(row.seq for row in (*_of_round(self._hypotheses, stored.round).values(), *controls.values()))
         confirmer = Confirmer.of(self._ledger.as_of(first - 1))
         if confirmer is None:
             raise ValueError("the noise floor was measured after this design")
-        return design_controls(
+
+        def width_of(num_controls: int) -> float:
+            level = family_level(len(explanation.hypotheses), num_controls, alpha=self._alpha)
+            return rule.width(confirmed, parent.result, self._noise, level)
+
+        return rule.plan(
             explanation.predictions,
             [
                 ControlOption(key=row.name, cost=row.cost, content_hash=row.program_id or "")
                 for row in controls.values()
             ],
-            widths={row.name: width for row in controls.values()},
-            budget_calls=confirmer.spendable(),
+            width_of,
+            confirmer.spendable(),
         )
 
     def _measured(

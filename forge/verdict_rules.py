@@ -13,10 +13,10 @@ from typing import Any
 from forge.measured_effects import parent_luck, planned_width
 from forge.noise import NoiseModel
 from hypotheses import verdict_2
-from hypotheses.design import Design
+from hypotheses.design import ControlOption, Design, design_controls, plan_controls
 from hypotheses.effects import PairedEffect
 from hypotheses.ledger import Settlement
-from hypotheses.predictions import Explanation
+from hypotheses.predictions import Explanation, Prediction
 from hypotheses.verdicts import RULE, ControlMeasurement, Verdict, decide
 
 
@@ -25,10 +25,12 @@ class VerdictRule:
     """One version of the rule.
 
     width: expected width of a control's retained effect, from the confirmed effect, the parent's result, the noise and the
-        level. decide: the verdicts, from explanation, confirmed effect, measurements, design and error rate.
+        level. plan: the design, from predictions, options, the expected width by number of controls, and the calls that may be
+        spent. decide: the verdicts, from explanation, confirmed effect, measurements, design and error rate.
     """
 
     width: Callable[[PairedEffect, Settlement, NoiseModel, float], float]
+    plan: Callable[[Sequence[Prediction], Sequence[ControlOption], Callable[[int], float], int], Design]
     decide: Callable[[Explanation, PairedEffect, Sequence[ControlMeasurement], Design, float], tuple[Verdict, ...]]
 
     def verdicts(
@@ -48,15 +50,37 @@ def _width_2(confirmed: PairedEffect, parent: Settlement, noise: NoiseModel, lev
     return verdict_2.plan_width(confirmed, shared_variance=parent_luck(parent, noise), level=level)
 
 
+def _plan_2(
+    predictions: Sequence[Prediction],
+    options: Sequence[ControlOption],
+    width_of: Callable[[int], float],
+    budget_calls: int,
+) -> Design:
+    width = width_of(max(1, len(options)))
+    return design_controls(
+        predictions,
+        options,
+        widths={option.key: width for option in options},
+        budget_calls=budget_calls,
+        share=1.0,
+        at_odds=0,
+        least=0,
+    )
+
+
 VERDICT_RULES: Mapping[str, VerdictRule] = {
     verdict_2.RULE: VerdictRule(
         width=_width_2,
+        plan=_plan_2,
         decide=lambda explanation, child, rows, design, alpha: verdict_2.decide(
             explanation, child, rows, design, alpha=alpha
         ),
     ),
     RULE: VerdictRule(
         width=lambda confirmed, parent, noise, level: planned_width(confirmed, parent, noise, level=level),
+        plan=lambda predictions, options, width_of, budget_calls: plan_controls(
+            predictions, options, width_of=width_of, budget_calls=budget_calls
+        ),
         decide=lambda explanation, child, rows, design, alpha: decide(explanation, child, rows, design, alpha=alpha),
     ),
 }

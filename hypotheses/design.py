@@ -1,15 +1,19 @@
 """The cheapest set of controls that tells every pair of rivals apart.
 
-A control separates two rivals when their predicted intervals for it are disjoint by more than the width of the interval
-that the measurement is expected to have. Choosing controls is then a weighted set cover: every separable pair covered,
-at minimum cost in evaluator calls. It is solved exactly, as an integer program; among optima the set whose sorted
-content hashes come first is taken, so the choice does not depend on the order in which controls were written down.
+A control *separates* two rivals when their predicted intervals for it are disjoint by more than a share of the width of the
+interval that the measurement is expected to have; it *puts them at odds* when the two are disjoint at all. One control that
+separates a pair can be wrong about the cause, where the prediction that fails was merely a bad guess. So every pair that is
+separated should be at odds over several controls, and several should run in all.
+
+Choosing controls is then a weighted set cover with repetition, at minimum cost in evaluator calls. It is solved exactly, as an
+integer program; among optima the set whose sorted content hashes come first is taken, so the choice does not depend on the order
+in which controls were written down.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Self
@@ -18,10 +22,16 @@ import numpy as np
 
 from hypotheses.effects import Interval
 from hypotheses.predictions import Prediction
-from hypotheses.set_cover import cheapest_cover
+from hypotheses.set_cover import Array, cheapest_cover
 
 Pair = tuple[str, str]
 """Two hypothesis keys in alphabetical order."""
+SHARE = 0.4
+"""Of the expected width, by which two predictions must be apart for a control to separate them."""
+AT_ODDS = 4
+"""Controls, where so many are on offer, over which a separated pair should be at odds."""
+LEAST = 4
+"""Controls, where so many are on offer, that should run in all where any runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +52,8 @@ class Design:
     """Which controls to run, and why these.
 
     chosen: control keys, alphabetical; cost: their calls.
-    separated: for each pair that the chosen controls separate, the chosen controls that do.
+    separated: for each pair that the chosen controls separate, the chosen controls that do. at_odds: for each of these pairs, the
+        chosen controls whose two predictions are disjoint at all.
     unseparated: pairs that no control at all separates.
     unaffordable: pairs that only controls beyond the budget separate.
     not_chosen: reason by control key.
@@ -55,6 +66,7 @@ class Design:
     chosen: tuple[str, ...]
     cost: int
     separated: Mapping[Pair, tuple[str, ...]]
+    at_odds: Mapping[Pair, tuple[str, ...]]
     unseparated: tuple[Pair, ...]
     unaffordable: tuple[Pair, ...]
     not_chosen: Mapping[str, str]
@@ -70,6 +82,7 @@ class Design:
             "chosen": list(self.chosen),
             "cost": self.cost,
             "separated": [{"pair": list(pair), "controls": list(keys)} for pair, keys in self.separated.items()],
+            "at_odds": [{"pair": list(pair), "controls": list(keys)} for pair, keys in self.at_odds.items()],
             "unseparated": [list(pair) for pair in self.unseparated],
             "unaffordable": [list(pair) for pair in self.unaffordable],
             "not_chosen": dict(self.not_chosen),
@@ -86,6 +99,7 @@ class Design:
             chosen=tuple(data["chosen"]),
             cost=data["cost"],
             separated={_pair(*row["pair"]): tuple(row["controls"]) for row in data["separated"]},
+            at_odds={_pair(*row["pair"]): tuple(row["controls"]) for row in data.get("at_odds", ())},
             unseparated=tuple(_pair(*pair) for pair in data["unseparated"]),
             unaffordable=tuple(_pair(*pair) for pair in data["unaffordable"]),
             not_chosen=dict(data["not_chosen"]),
@@ -97,17 +111,51 @@ class Design:
         )
 
 
+def plan_controls(
+    predictions: Sequence[Prediction],
+    controls: Sequence[ControlOption],
+    *,
+    width_of: Callable[[int], float],
+    budget_calls: int,
+) -> Design:
+    """Choose the controls to run, at the width that intervals have when as many run as are chosen.
+
+    More controls are more tests, and at one error rate over all of them every interval is wider. So this is the design for the
+    smallest number that is enough for it.
+
+    Args:
+        predictions: one for every hypothesis and control.
+        controls: what could be run.
+        width_of: expected width of a measured interval where so many controls run.
+        budget_calls: evaluator calls that may be spent.
+    """
+    design: Design | None = None
+    for number in range(min(LEAST, len(controls)), len(controls) + 1):
+        width = width_of(max(1, number))
+        design = design_controls(
+            predictions, controls, widths={option.key: width for option in controls}, budget_calls=budget_calls
+        )
+        if len(design.chosen) <= number:
+            break
+    assert design is not None
+    return design
+
+
 def design_controls(
     predictions: Sequence[Prediction],
     controls: Sequence[ControlOption],
     *,
     widths: Mapping[str, float],
     budget_calls: int,
+    share: float = SHARE,
+    at_odds: int = AT_ODDS,
+    least: int = LEAST,
 ) -> Design:
     """Choose the controls to run.
 
-    Of all sets that separate every separable pair, the cheapest; where that is beyond the budget, of all sets within it
-    those that separate most pairs, and of these the cheapest. Ties go to the set whose sorted content hashes come
+    Of all sets that separate every separable pair, put each of these at odds over `at_odds` controls and hold `least`, as far as
+    those on offer can, the cheapest. Where that is beyond the budget, of all sets within it those that separate most pairs, of
+    these those that come nearest to the rest, and of these the cheapest. Ties go to the set whose sorted content hashes come
     first.
 
     Args:
@@ -115,6 +163,9 @@ def design_controls(
         controls: what could be run; of several with one content hash only the first by cost and key is considered.
         widths: expected width of the measured interval, by control key (see `effects.expected_width`); may be infinite.
         budget_calls: evaluator calls that may be spent.
+        share: of the width, by which predictions must be apart to be separated.
+        at_odds: controls over which each separated pair should be at odds.
+        least: controls that should run where any do.
 
     Raises:
         ValueError: a prediction or width is missing, a key occurs twice, or a width is negative or NaN.
@@ -123,11 +174,24 @@ def design_controls(
     ranked = sorted(controls, key=lambda option: (option.content_hash, option.cost, option.key))
     _check_options(ranked, widths)
     options, twins = _set_twins_apart(ranked)
-    separates = separating_controls(predictions, widths={option.key: widths[option.key] for option in options})
+    margins = {option.key: share * widths[option.key] for option in options}
+    separates = separating_controls(predictions, margins=margins)
+    opposes = separating_controls(predictions, margins=dict.fromkeys(margins, 0.0))
     pairs = [pair for pair, keys in separates.items() if keys]
-    covers = np.array([[option.key in separates[pair] for option in options] for pair in pairs], dtype=float)
+
+    def places(found: Mapping[Pair, tuple[str, ...]]) -> Array:
+        rows = [[option.key in found[pair] for option in options] for pair in pairs]
+        return np.array(rows, dtype=np.float64).reshape(len(pairs), len(options))
+
     costs = np.array([option.cost for option in options], dtype=float)
-    chosen_indices, cost_of_cover = cheapest_cover(costs, covers.reshape(len(pairs), len(options)), budget_calls)
+    chosen_indices, cost_of_cover = cheapest_cover(
+        costs,
+        places(separates),
+        budget_calls,
+        helps=places(opposes),
+        wanted=np.full(len(pairs), float(at_odds)),
+        least=least,
+    )
     chosen = tuple(sorted(options[index].key for index in chosen_indices))
     cost = sum(options[index].cost for index in chosen_indices)
     separated = {pair: tuple(key for key in separates[pair] if key in chosen) for pair in pairs}
@@ -137,10 +201,11 @@ def design_controls(
         chosen=chosen,
         cost=cost,
         separated=separated,
+        at_odds={pair: tuple(key for key in opposes[pair] if key in chosen) for pair in separated},
         unseparated=tuple(pair for pair, keys in separates.items() if not keys),
         unaffordable=unaffordable,
         not_chosen={
-            option.key: _why_not(option, chosen, separates, unaffordable, budget_calls - cost)
+            option.key: _why_not(option, chosen, separates, unaffordable, budget_calls - cost, _margin(share))
             for option in sorted(options, key=lambda option: option.key)
             if option.key not in chosen
         }
@@ -149,17 +214,17 @@ def design_controls(
         cost_of_cover=cost_of_cover,
         widths={option.key: float(widths[option.key]) for option in sorted(ranked, key=lambda option: option.key)},
         feasible=bool(chosen),
-        reason=_reason(len(separates), len(pairs), len(separated), cost, cost_of_cover, budget_calls),
+        reason=_reason(len(separates), len(pairs), len(separated), cost, cost_of_cover, budget_calls, _margin(share)),
     )
 
 
 def separating_controls(
-    predictions: Sequence[Prediction], *, widths: Mapping[str, float]
+    predictions: Sequence[Prediction], *, margins: Mapping[str, float]
 ) -> dict[Pair, tuple[str, ...]]:
-    """Return, for every pair of rivals, the controls whose two predictions are disjoint by more than the width.
+    """Return, for every pair of rivals, the controls whose two predictions are disjoint by more than the margin.
 
     Raises:
-        ValueError: some hypothesis has no prediction, or two, for a control in `widths`.
+        ValueError: some hypothesis has no prediction, or two, for a control in `margins`.
     """
     intervals: dict[tuple[str, str], Interval] = {}
     for prediction in predictions:
@@ -169,11 +234,11 @@ def separating_controls(
         intervals[place] = prediction.interval
     hypotheses = sorted({prediction.hypothesis for prediction in predictions})
     for hypothesis in hypotheses:
-        for control in widths:
+        for control in margins:
             if (hypothesis, control) not in intervals:
                 raise ValueError(f"no prediction of {hypothesis!r} for {control!r}")
     return {
-        (a, b): tuple(key for key in sorted(widths) if intervals[a, key].is_disjoint(intervals[b, key], widths[key]))
+        (a, b): tuple(key for key in sorted(margins) if intervals[a, key].is_disjoint(intervals[b, key], margins[key]))
         for a, b in combinations(hypotheses, 2)
     }
 
@@ -239,10 +304,11 @@ def _why_not(
     separates: Mapping[Pair, tuple[str, ...]],
     unaffordable: tuple[Pair, ...],
     calls_left: int,
+    margin: str,
 ) -> str:
     mine = [pair for pair, keys in separates.items() if option.key in keys]
     if not mine:
-        return "separates no pair of rivals by more than the expected measurement width"
+        return f"separates no pair of rivals by more than {margin}"
     missing = [pair for pair in mine if pair in unaffordable]
     if missing:
         return f"would separate {_show(missing)} but costs {option.cost} calls; {calls_left} are left"
@@ -250,9 +316,15 @@ def _why_not(
     return f"costs {option.cost} calls, and {_show(mine)} is separated already by {', '.join(by)}"
 
 
-def _reason(num_all: int, num_separable: int, num_separated: int, cost: int, cost_of_cover: int, budget: int) -> str:
+def _margin(share: float) -> str:
+    return "the expected measurement width" if share == 1 else f"{share:.2f} of the expected measurement width"
+
+
+def _reason(
+    num_all: int, num_separable: int, num_separated: int, cost: int, cost_of_cover: int, budget: int, margin: str
+) -> str:
     if num_separable == 0:
-        return f"no control separates any of the {num_all} pairs of rivals by more than its expected measurement width"
+        return f"no control separates any of the {num_all} pairs of rivals by more than {margin.replace('the ', 'its ', 1)}"
     if num_separated == 0:
         return f"no control that separates a pair costs at most {budget} calls, which is what is left"
     if num_separated < num_separable:
@@ -260,7 +332,10 @@ def _reason(num_all: int, num_separable: int, num_separated: int, cost: int, cos
             f"separating all {num_separable} separable pairs costs {cost_of_cover} calls and {budget} are left; "
             f"{cost} calls separate {num_separated} of them"
         )
-    return f"{cost} calls separate {num_separated} of {num_all} pairs, the least that separates every separable pair"
+    return (
+        f"{cost} calls separate {num_separated} of {num_all} pairs, the least that separates every separable pair"
+        + (f" and puts it at odds over several; separating alone costs {cost_of_cover}" if cost > cost_of_cover else "")
+    )
 
 
 def _show(pairs: Sequence[Pair]) -> str:

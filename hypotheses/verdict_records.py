@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from hypotheses.effects import INDEPENDENT, Covariance, Interval, PairedEffect
 
-RULE = "verdict/2"
+RULE = "verdict/3"
 ALPHA = 0.02
 """Error rate per observation, over its hypotheses and controls together."""
 SCORED = "scored"
@@ -79,9 +79,10 @@ class PredictionCheck:
     """One prediction against one measurement.
 
     measured: Fieller's interval at `level`; None when unbounded.
-    failed: rejected by Holm. counts: whether that refutes by itself (see interaction).
+    failed: rejected by Holm. counts: whether that speaks against the hypothesis (see interaction).
     fits: `measured` lies inside `predicted` widened by half of `design_width`.
-    separates: rivals whose predictions for this control are disjoint from this one by more than the design width.
+    separates: rivals whose predictions for this control are disjoint from this one by more than `design.SHARE` of the design
+        width.
     """
 
     control: str

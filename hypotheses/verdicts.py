@@ -1,6 +1,6 @@
 """Verdicts by rule: what the executed controls say about each rival, and nothing else does.
 
-Rule ``verdict/2``, for one observation with its confirmed effect and its registered explanation:
+Rule ``verdict/3``, for one observation with its confirmed effect and its registered explanation:
 
 1. A measurement is evidence when its run was scored, its probe says that the change executed, and its result was not
    known when the predictions were registered. Everything else is void.
@@ -9,10 +9,15 @@ Rule ``verdict/2``, for one observation with its confirmed effect and its regist
    measured on the chunks of the confirmation, so the set takes the covariance of the two effects into account.
 3. A knockout and a knockin of the same mechanism should share the child's effect between them. Where they do not
    (interaction), a failed prediction for one of the two counts only when the hypothesis failed on the other as well.
-4. *Refuted*: some prediction failed and counts. *Supported*: every rival is refuted, against every rival some executed
-   control separated the two by design, and every measured interval of its own lies inside its prediction widened by
-   half the design width. Otherwise *inconclusive*. Without any evidence: *not executed* where a scored run's probe
-   found no change, *invalid* where every run failed, *inconclusive* where none was run.
+4. A hypothesis *fits* when none of its predictions failed and every measured interval lies inside its prediction widened by half
+   the expected width. Where a prediction fails, either the cause is wrong or the number was, and the control cannot say which.
+   So a hypothesis falls only where another one stands: *refuted* when a prediction failed and counts, and a rival fits that some
+   executed control was to separate from it. *Supported*: it fits, every rival is refuted, and from each of them some executed
+   control was to separate it. Otherwise *inconclusive*. Without any evidence: *not executed* where a scored run's probe found no
+   change, *invalid* where every run failed, *inconclusive* where none was run.
+
+Where every prediction fails, "none of these" survives. How often this errs is counted in worlds whose truth is known, see
+`forge.worlds`.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from hypotheses.design import Design
+from hypotheses.design import SHARE, Design
 from hypotheses.effects import (
     Covariance,
     Interval,
@@ -95,10 +100,14 @@ def decide(
     covariances = {control: measured[control].covariance for control in effects}
     interactions = _find_interactions(explanation, effects, covariances, child_effect, alpha)
     checks = _check_predictions(explanation, effects, covariances, child_effect, design, interactions, alpha)
-    refuted = {key for key, mine in checks.items() if any(check.counts for check in mine)}
+    refuted = {
+        key: winners
+        for key, mine in checks.items()
+        if any(check.counts for check in mine) and (winners := _winners(key, checks))
+    }
     answers = {hypothesis.key: _judge(hypothesis.key, checks, refuted, alpha) for hypothesis in hypotheses}
     supported = tuple(key for key, (status, _) in answers.items() if status is VerdictStatus.SUPPORTED)
-    standing = tuple(hypothesis.key for hypothesis in hypotheses if hypothesis.key not in refuted)
+    standing = tuple(key for key in sorted(checks) if key not in refuted and not any(c.counts for c in checks[key]))
     survivors = supported or (*standing, NONE_OF_THESE)
     ending = f"; survivors: {', '.join(survivors)}"
     return tuple(
@@ -249,7 +258,7 @@ def _check_predictions(
             counts=failed[key, control] and all(failed[key, partner] for partner in partners[control]),
             fits=_fits(retained[control], mine, width),
             design_width=width,
-            separates=tuple(k for k in keys if k != key and mine.is_disjoint(predicted[k, control], width)),
+            separates=tuple(k for k in keys if k != key and mine.is_disjoint(predicted[k, control], SHARE * width)),
         )
 
     rows = [(key, check(key, control, p)) for (key, control), p in zip(cells, p_values, strict=True)]
@@ -262,15 +271,30 @@ def _fits(retained: RetainedEffect, predicted: Interval, width: float) -> bool:
     return predicted.widened(width / 2).contains(retained.interval)
 
 
+def _stands(mine: tuple[PredictionCheck, ...]) -> bool:
+    return all(check.fits and not check.failed for check in mine)
+
+
+def _winners(key: str, checks: Mapping[str, tuple[PredictionCheck, ...]]) -> tuple[str, ...]:
+    """Return the rivals that fit and that some executed control was to separate from this hypothesis."""
+    apart = {rival for check in checks[key] for rival in check.separates}
+    return tuple(rival for rival in sorted(apart) if _stands(checks[rival]))
+
+
 def _judge(
-    key: str, checks: Mapping[str, tuple[PredictionCheck, ...]], refuted: set[str], alpha: float
+    key: str, checks: Mapping[str, tuple[PredictionCheck, ...]], refuted: Mapping[str, tuple[str, ...]], alpha: float
 ) -> tuple[VerdictStatus, str]:
-    """Return status and reason of one hypothesis."""
+    """Return status and reason of one hypothesis; refuted: by key, in favour of which rivals."""
     mine = checks[key]
     num_tests = sum(len(row) for row in checks.values())
-    if key in refuted:
+    if any(check.counts for check in mine):
         worst = min((check for check in mine if check.counts), key=lambda check: (check.p_value, check.control))
-        return VerdictStatus.REFUTED, f"{_tell(worst)}, and {_tell_failure(worst, num_tests, alpha)}"
+        failure = f"{_tell(worst)}, and {_tell_failure(worst, num_tests, alpha)}"
+        if key in refuted:
+            return VerdictStatus.REFUTED, f"{failure}, while {' and '.join(refuted[key])} fits every measurement"
+        return VerdictStatus.INCONCLUSIVE, (
+            f"{failure}, but no rival that was to be separated from it fits all that was measured: cause or number is wrong"
+        )
     withheld = [check for check in mine if check.failed]
     if withheld:
         check = withheld[0]
@@ -278,20 +302,20 @@ def _judge(
             f"{_tell(check)}, and {_tell_failure(check, num_tests, alpha)}, but knockout and knockin disagree "
             "(interaction), which does not refute by itself"
         )
-    standing = [rival for rival in checks if rival != key and rival not in refuted]
-    if standing:
-        return VerdictStatus.INCONCLUSIVE, f"not refuted, and neither is {', '.join(standing)}"
-    separated = {rival for check in mine for rival in check.separates}
-    together = [rival for rival in checks if rival != key and rival not in separated]
-    if together:
-        return VerdictStatus.INCONCLUSIVE, f"no control that ran was to separate it from {', '.join(together)}"
+    unharmed = [rival for rival in checks if rival != key and not any(check.counts for check in checks[rival])]
+    if unharmed:
+        return VerdictStatus.INCONCLUSIVE, f"not refuted, and neither is {', '.join(unharmed)}"
     misfit = [check for check in mine if not check.fits]
     if misfit:
         check = misfit[0]
         return VerdictStatus.INCONCLUSIVE, (
-            f"every rival is refuted, but {_tell(check)}, not inside its own prediction {check.predicted} "
+            f"not refuted, but {_tell(check)}, not inside its own prediction {check.predicted} "
             f"widened by {check.design_width / 2:.3f}"
         )
+    separated = {rival for check in mine for rival in check.separates}
+    together = [rival for rival in checks if rival != key and rival not in separated]
+    if together:
+        return VerdictStatus.INCONCLUSIVE, f"no control that ran was to separate it from {', '.join(together)}"
     inside = "; ".join(f"{_tell(check)}, inside its prediction {check.predicted}" for check in mine)
     return VerdictStatus.SUPPORTED, f"every rival is refuted, and {inside}"
 

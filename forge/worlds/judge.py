@@ -10,7 +10,7 @@ from typing import Final, Literal
 from forge.measured_effects import control_effect, effect_on, effect_on_reference, planned_width
 from forge.recipe import Statistics
 from forge.worlds.generate import World
-from hypotheses.design import ControlOption, Design, design_controls
+from hypotheses.design import SHARE, ControlOption, Design, plan_controls
 from hypotheses.effects import PairedEffect, family_level
 from hypotheses.verdicts import ControlMeasurement, Verdict, VerdictStatus, decide
 
@@ -24,8 +24,8 @@ BUDGET: Final = 20
 class Judgement:
     """What one way found.
 
-    calls: spent on controls. is_separated: whether the controls that ran separate the true cause from every rival by more than
-    the expected width; False where it is no hypothesis.
+    calls: spent on controls. is_separated: whether the controls that ran separate the true cause from every rival; False where it
+    is no hypothesis.
     """
 
     calls: int
@@ -54,11 +54,12 @@ def judge(world: World, confirmed: PairedEffect, statistics: Statistics, number:
         ControlOption(key=control.key, cost=control.cost, content_hash=f"{number}/{control.key}")
         for control in explanation.controls
     ]
-    level = family_level(len(explanation.hypotheses), len(options), alpha=statistics.error_rate)
-    width = planned_width(confirmed, world.search_parent, world.noise, level=level)
-    design = design_controls(
-        explanation.predictions, options, widths={option.key: width for option in options}, budget_calls=BUDGET
-    )
+
+    def width_of(num_controls: int) -> float:
+        level = family_level(len(explanation.hypotheses), num_controls, alpha=statistics.error_rate)
+        return planned_width(confirmed, world.search_parent, world.noise, level=level)
+
+    design = plan_controls(explanation.predictions, options, width_of=width_of, budget_calls=BUDGET)
     at_random = random.Random(f"one at random/{number}").choice(sorted(option.key for option in options))
     chosen: dict[Way, tuple[str, ...]] = {
         "cheapest set": design.chosen if design.feasible else (),
@@ -93,7 +94,10 @@ def _is_separated(world: World, design: Design, keys: tuple[str, ...]) -> bool:
         return False
     predictions = {(p.hypothesis, p.control): p.interval for p in world.explanation.predictions}
     return all(
-        any(predictions[world.truth, key].is_disjoint(predictions[rival.key, key], design.widths[key]) for key in keys)
+        any(
+            predictions[world.truth, key].is_disjoint(predictions[rival.key, key], SHARE * design.widths[key])
+            for key in keys
+        )
         for rival in world.explanation.hypotheses
         if rival.key != world.truth
     )

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from forge.cli.app import app
 from forge.recomputing import Recomputation, recompute
 from hypotheses.ledger import Ledger
+from hypotheses.verdicts import RULE
 from tests.played_campaigns import two_turns
 
 
@@ -185,7 +186,7 @@ def test_the_command_says_how_many_agree_and_exits_with_1_where_one_does_not(cop
     run = CliRunner()
     good = run.invoke(app, ["show", str(copy.parent), "--recompute"])
     assert good.exit_code == 0, good.output
-    assert "3 of 3 verdicts follow from what was measured, by rule verdict/2" in good.stdout
+    assert f"3 of 3 verdicts follow from what was measured, by rule {RULE}" in good.stdout
     chunk(copy, "control")
     bad = run.invoke(app, ["show", str(copy.parent), "--recompute", "--json"])
     assert bad.exit_code == 1

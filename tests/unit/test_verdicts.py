@@ -76,7 +76,7 @@ def test_one_control_decides_between_two_rivals() -> None:
     verdicts = judge(SELECTION, ran("random", 0.95))
     assert statuses(verdicts) == {"capacity": "supported", "selection": "refuted"}
     supported, refuted = verdicts
-    assert supported.rule == RULE == "verdict/2"
+    assert supported.rule == RULE == "verdict/3"
     assert supported.survivors == refuted.survivors == ("capacity",)
     assert refuted.claim == ("branch", "selection")
     check = refuted.checks[0]
@@ -89,7 +89,7 @@ def test_one_control_decides_between_two_rivals() -> None:
     assert refuted.reason == (
         "the retained effect of 'random' is 0.950 "
         f"{check.measured}, and its prediction [0.000, 0.300] fails with p = {check.p_value:.2g} "
-        "(Holm over 2 predictions at 2%); survivors: capacity"
+        "(Holm over 2 predictions at 2%), while capacity fits every measurement; survivors: capacity"
     )
 
 
@@ -100,10 +100,13 @@ def test_swapping_the_measured_effects_flips_the_verdicts() -> None:
     assert statuses(other) == {"capacity": "refuted", "selection": "supported"}
 
 
-def test_between_the_predictions_everything_is_refuted_and_none_of_these_remains() -> None:
+def test_where_every_prediction_fails_nobody_is_refuted_and_none_of_these_remains() -> None:
+    """The cause may be none of them, or theirs with another number; the control cannot say which."""
     verdicts = judge(SELECTION, ran("random", 0.55))
-    assert statuses(verdicts) == {"capacity": "refuted", "selection": "refuted"}
+    assert statuses(verdicts) == {"capacity": "inconclusive", "selection": "inconclusive"}
     assert {verdict.survivors for verdict in verdicts} == {(NONE_OF_THESE,)}
+    assert all(check.counts for verdict in verdicts for check in verdict.checks)
+    assert all("cause or number is wrong" in verdict.reason for verdict in verdicts)
 
 
 def test_a_wide_measurement_is_inconclusive_and_names_the_survivors() -> None:
@@ -115,10 +118,11 @@ def test_a_wide_measurement_is_inconclusive_and_names_the_survivors() -> None:
 
 
 def test_outside_its_own_prediction_nothing_is_supported() -> None:
-    """Capacity is not refuted at 0.76, the rival is, but the measured interval leaves the widened prediction."""
+    """Capacity is not refuted at 0.76, but the interval leaves the widened prediction, so the rival does not fall, either."""
     verdicts = judge(SELECTION, ran("random", 0.76))
-    assert statuses(verdicts) == {"capacity": "inconclusive", "selection": "refuted"}
-    assert "every rival is refuted, but" in verdicts[0].reason
+    assert statuses(verdicts) == {"capacity": "inconclusive", "selection": "inconclusive"}
+    assert "not refuted, but" in verdicts[0].reason
+    assert "no rival that was to be separated from it fits" in verdicts[1].reason
     assert verdicts[0].survivors == ("capacity", NONE_OF_THESE)
 
 
@@ -126,13 +130,14 @@ def test_support_needs_separation_by_design() -> None:
     """The rival is refuted by luck on a control whose predictions were not far enough apart."""
     rows: Rows = {
         "a": {"near": (0.5, 0.7), "far": (0.8, 1.0)},
-        "b": {"near": (0.3, 0.45), "far": (0.0, 0.2)},
+        "b": {"near": (0.3, 0.48), "far": (0.0, 0.2)},
     }
     explanation = explain(rows)
     design = plan(explanation)
     verdicts = decide(explanation, CHILD, [ran("near", 0.6)], design)
-    assert statuses(verdicts) == {"a": "inconclusive", "b": "refuted"}
+    assert statuses(verdicts) == {"a": "inconclusive", "b": "inconclusive"}
     assert "no control that ran was to separate it from b" in verdicts[0].reason
+    assert verdicts[1].checks[0].failed
     both = decide(explanation, CHILD, [ran("near", 0.6), ran("far", 0.9)], design)
     assert statuses(both) == {"a": "supported", "b": "refuted"}
 
@@ -201,7 +206,7 @@ INTERPLAY: Rows = {
 def test_interaction_is_reported_and_does_not_refute_by_itself() -> None:
     """Without the branch nothing is left, and alone it does half: the branch needs the rest."""
     verdicts = judge(INTERPLAY, ran("out", 0.0), ran("in", 0.5), **{"out": KNOCKOUT, "in": KNOCKIN})
-    assert statuses(verdicts) == {"alone": "inconclusive", "rest": "refuted"}
+    assert statuses(verdicts) == {"alone": "inconclusive", "rest": "inconclusive"}
     alone = verdicts[0]
     assert "does not refute by itself" in alone.reason
     (interaction,) = alone.interactions
