@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -21,6 +20,9 @@ def cheapest_cover(costs: Array, covers: Array, budget: int) -> tuple[tuple[int,
         covers: (P, C) 1 where the control separates the pair; every row has one.
         budget: the most the chosen ones may cost together.
     """
+    # Imported here: slow to load, and most commands design nothing.
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
     num_pairs, num_controls = covers.shape
     if num_pairs == 0:
         return (), 0
