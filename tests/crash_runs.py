@@ -10,8 +10,6 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,9 +23,9 @@ from forge.cli.app import app
 from hypotheses.ledger import Ledger
 from tests.crash_campaign import write_campaign
 from tests.crash_points import BY_NAME, Point
+from tests.driver_forks import Driver, nurseries
 from tests.ledger_queries import violations
 
-ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 280.0
 GRACE_S = 15.0
 """How long what a killed orchestrator started may outlive it: seconds where tests compete for cores, else a tenth of one."""
@@ -214,17 +212,9 @@ def left_by_a_kill(run: Path) -> tuple[tuple[int, int, int], list[str]]:
     return (used, reserved, free), problems
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
+def start(*arguments: object) -> Driver:
     """Start the driver in a process group of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.crash_driver", *map(str, arguments)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])},
-    )
+    return next(nurseries()).fork([str(argument) for argument in arguments])
 
 
 def drive(*arguments: object) -> Ended:
@@ -235,7 +225,7 @@ def drive(*arguments: object) -> Ended:
         return finish(process, left, began)
 
 
-def finish(process: subprocess.Popen[str], left: Orphans, began: float) -> Ended:
+def finish(process: Driver, left: Orphans, began: float) -> Ended:
     """Wait for a driver that was started within `orphans`."""
     try:
         out, err = process.communicate(timeout=TIMEOUT_S)
@@ -263,6 +253,7 @@ class Orphans:
 @contextlib.contextmanager
 def orphans() -> Iterator[Orphans]:
     """Let what outlives its parents become a child of this process, so that it cannot hide."""
+    nurseries()  # started here at the latest, so that they do not count
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "this kernel cannot make a process collect its orphans")

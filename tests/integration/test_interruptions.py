@@ -34,27 +34,26 @@ def wait_until_locked(run: Path, pid: int) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize(
-    ("name", "point", "status", "word"),
-    [
-        ("INT", "program-running", 130, "interrupted"),
-        ("TERM", "registration-inside", 143, "terminated"),
-        ("INT", "settle-commit-sent", 130, "interrupted"),
-        ("TERM", "trace-running", 143, "terminated"),
-    ],
+SIGNALS = (
+    ("INT", "program-running", 130, "interrupted"),
+    ("INT", "settle-commit-sent", 130, "interrupted"),
+    ("TERM", "registration-inside", 143, "terminated"),
+    ("TERM", "trace-running", 143, "terminated"),
 )
-def test_a_signal_ends_it_in_one_line_and_it_goes_on(
-    crashes: Crashes, name: str, point: str, status: int, word: str
-) -> None:
-    run = crashes.place(f"{name}-{point}")
-    stopped = crashes.go(run, "--signal", name, point=point)
-    assert stopped.status == status, stopped.err[-3000:]
-    assert "Traceback" not in stopped.err
-    last = stopped.err.splitlines()[-1]
-    assert last == f"quantforge: {word}; `quantforge resume {run}` goes on where it stopped"
-    assert stopped.left == ()
-    _, problems = left_by_a_kill(run)
-    assert problems == []
+"""In the order in which a campaign meets the points."""
+
+
+def test_a_signal_ends_it_in_one_line_and_it_goes_on(crashes: Crashes) -> None:
+    run = crashes.place("signals")
+    for name, point, status, word in SIGNALS:
+        stopped = crashes.go(run, "--signal", name, point=point)
+        assert stopped.status == status, f"SIG{name} at {point}: {stopped.err[-3000:]}"
+        assert "Traceback" not in stopped.err
+        last = stopped.err.splitlines()[-1]
+        assert last == f"quantforge: {word}; `quantforge resume {run}` goes on where it stopped"
+        assert stopped.left == (), f"after SIG{name} at {point}"
+        _, problems = left_by_a_kill(run)
+        assert problems == [], f"after SIG{name} at {point}"
     assert crashes.compare(run, crashes.go(run)) == []
 
 
