@@ -23,7 +23,7 @@ from forge.cli.app import app
 from hypotheses.ledger import Ledger
 from tests.crash_campaign import write_campaign
 from tests.crash_points import BY_NAME, Point
-from tests.driver_forks import Driver, nurseries
+from tests.driver_forks import Driver, fork_driver, start_nurseries
 from tests.ledger_queries import violations
 
 TIMEOUT_S = 280.0
@@ -214,7 +214,7 @@ def left_by_a_kill(run: Path) -> tuple[tuple[int, int, int], list[str]]:
 
 def start(*arguments: object) -> Driver:
     """Start the driver in a process group of its own."""
-    return next(nurseries()).fork([str(argument) for argument in arguments])
+    return fork_driver([str(argument) for argument in arguments])
 
 
 def drive(*arguments: object) -> Ended:
@@ -253,7 +253,7 @@ class Orphans:
 @contextlib.contextmanager
 def orphans() -> Iterator[Orphans]:
     """Let what outlives its parents become a child of this process, so that it cannot hide."""
-    nurseries()  # started here at the latest, so that they do not count
+    start_nurseries()  # here at the latest, so that they do not count
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "this kernel cannot make a process collect its orphans")

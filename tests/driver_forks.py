@@ -9,9 +9,7 @@ seed of string hashes, so there are two such processes, which take turns: runs t
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
-import itertools
 import json
 import os
 import select
@@ -20,7 +18,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -37,7 +34,7 @@ LATE_IMPORTS = (
 
 
 class Nursery:
-    """A process that forks drivers; it ends with this one."""
+    """A process that forks drivers, until `end` or with this one."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -54,7 +51,7 @@ class Nursery:
             )
 
     def fork(self, arguments: list[str]) -> Driver:
-        """Start a driver in a session of its own."""
+        """See `fork_driver`."""
         out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -65,11 +62,32 @@ class Nursery:
         (pidfd,) = fds
         return Driver(arguments, int(data), pidfd, ours, out, err)
 
+    def end(self) -> None:
+        """End the process; drivers that were forked live on."""
+        self._connection.close()
+        self.process.wait(timeout=60)
 
-@functools.cache
-def nurseries() -> Iterator[Nursery]:
-    """Return the processes that fork drivers, in turn; the first call starts them."""
-    return itertools.cycle([Nursery(), Nursery()])
+
+_nurseries: list[Nursery] = []
+
+
+def start_nurseries() -> None:
+    """Start the processes that fork drivers, unless they run."""
+    if not _nurseries:
+        _nurseries.extend((Nursery(), Nursery()))
+
+
+def fork_driver(arguments: list[str]) -> Driver:
+    """Start a driver in a session of its own, from the process whose turn it is."""
+    start_nurseries()
+    _nurseries.reverse()
+    return _nurseries[0].fork(arguments)
+
+
+def end_nurseries() -> None:
+    """End the processes that fork drivers, so that whoever looks for what others have left finds nothing."""
+    while _nurseries:
+        _nurseries.pop().end()
 
 
 class Driver:

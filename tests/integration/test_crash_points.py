@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
@@ -21,7 +22,7 @@ from hypotheses.ledger import Ledger
 from tests.crash_points import POINTS, Point
 from tests.crash_runs import Crashes
 from tests.crash_table import chains
-from tests.driver_forks import ROOT
+from tests.driver_forks import ROOT, end_nurseries
 from tests.ledger_builders import candidate, evaluate, new_campaign, new_program, scored
 
 pytestmark = pytest.mark.timeout(900)  # whole campaigns, several times: seconds on quiet cores, minutes on busy ones
@@ -36,6 +37,12 @@ def test_killed_while_it_is_made_while_it_is_set_up_and_inside_a_commit(tmp_path
     ended = crashes.go(crashes.begun)
     assert crashes.compare(crashes.begun, ended) == [], f"killed at {kills}"
     assert ended.summary["budget"]["used"] == 1
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    yield
+    end_nurseries()
 
 
 @pytest.fixture(scope="module")

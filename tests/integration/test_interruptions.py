@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,16 @@ from forge.launch import relaunch
 from forge.progress import QuietProgress
 from hypotheses.ledger import Ledger
 from tests.crash_runs import Crashes, drive, finish, left_by_a_kill, orphans, start
+from tests.driver_forks import end_nurseries
 from tests.integration.test_crash_points import SETUP, shared_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    yield
+    end_nurseries()
 
 
 @pytest.fixture(scope="module")
