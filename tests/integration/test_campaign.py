@@ -200,15 +200,12 @@ def test_a_failure_that_only_the_whole_subject_shows_is_a_recorded_outcome(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("statement", "outcome_name"), [(LOOPS, "timed_out"), (HOARDS, "out_of_memory")])
-def test_hanging_and_hoarding_programs_end(
-    statement: str, outcome_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_and_hoarding_programs_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evaluators.evaluator.SMOKE_WALL_S", 10.0)
-    outcome, _ = run_scripted([proposal(statement)], tmp_path, monkeypatch)
-    (refusal,) = outcome.summary.refusals
-    assert refusal.stage == "smoke"
-    assert outcome_name in refusal.reason
+    outcome, _ = run_scripted([proposal(LOOPS), proposal(HOARDS)], tmp_path, monkeypatch)
+    assert [refusal.stage for refusal in outcome.summary.refusals] == ["smoke", "smoke"]
+    for outcome_name, refusal in zip(("timed_out", "out_of_memory"), outcome.summary.refusals, strict=True):
+        assert outcome_name in refusal.reason
 
 
 def test_a_mechanism_that_does_not_execute_is_refused_before_any_call(
