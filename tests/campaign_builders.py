@@ -37,7 +37,7 @@ calibration_chunks = 4
 
 [limits]
 wall_s = 120.0
-memory_gb = 4.0
+memory_gb = 2.0
 
 [statistics]
 explain_losses = false
