@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RECIPE ?= runs/recipes/quickstart.toml
 
-.PHONY: quickstart test test-all check format bench help
+.PHONY: quickstart test default-tests test-all check format bench help
 .DEFAULT_GOAL := help
 
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -21,7 +21,10 @@ $(VENV)/.ready-dev: $(VENV)/.ready
 quickstart: $(VENV)/.ready ## run a whole campaign on a shipped subject (about 5 minutes on two cores)
 	$(BIN)/quantforge run $(RECIPE)
 
-test: $(VENV)/.ready-dev check ## checks and the default tests (at most 10 minutes on two cores)
+test: $(VENV)/.ready-dev ## checks and, beside them, the default tests (at most 10 minutes on two cores)
+	$(MAKE) --no-print-directory --jobs 2 --keep-going check default-tests
+
+default-tests: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n 2 -q
 
 test-all: $(VENV)/.ready-dev ## the slow suites: attacks, crashes, whole campaigns

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from evaluators.evaluator import Evaluator
-from evaluators.parallel import one_thread_per_operation
 from evaluators.results import EvaluationResult, Split
+
+if TYPE_CHECKING:  # with torch, which whoever only reads a ledger need not load
+    from evaluators.evaluator import Evaluator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,8 @@ class EvaluatorPool:
     def __enter__(self) -> Self:
         self._resources.enter_context(self.first)
         if self.size > 1:
+            from evaluators.parallel import one_thread_per_operation
+
             # Scoring would otherwise split its operations over all cores in every thread at once.
             self._resources.enter_context(one_thread_per_operation())
             self._threads = ThreadPoolExecutor(self.size, thread_name_prefix="evaluation")

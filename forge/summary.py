@@ -6,6 +6,7 @@ Built from the ledger alone, so it works on a finished run, a running one and a 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -194,6 +195,7 @@ def summarize(ledger: Ledger) -> Summary:
     declaration = confirmer.declare() if confirmer is not None else None
     best = declaration.best.evaluation if declaration is not None and is_final else None
     spend = ledger.llm_spend()
+    evaluations = ledger.evaluations()  # once: their evidence is long
     observations = tuple(_observation(ledger, observation) for observation in ledger.observations())
     checked = [
         row
@@ -213,8 +215,8 @@ def summarize(ledger: Ledger) -> Summary:
         budget=ledger.budget(),
         noise_floor=noise[0].floor if noise else None,
         draw_variance=noise[0].draw_variance if noise else None,
-        figures=tuple(_figures(ledger, best)),
-        best_by_class=tuple(_best_by_class(ledger)),
+        figures=tuple(_figures(ledger, evaluations, best)),
+        best_by_class=tuple(_best_by_class(ledger, evaluations)),
         declared=_declared(declaration, is_final) if declaration else None,
         observations=observations,
         required_edits=tuple(_edits(ledger)),
@@ -222,7 +224,7 @@ def summarize(ledger: Ledger) -> Summary:
             RefusalRow(turn=p.turn, attempt=p.attempt, kind=p.kind, stage=p.stage, reason=p.reason)
             for p in ledger.proposals(status="refused")
         ),
-        calls=tuple(_calls(ledger)),
+        calls=tuple(_calls(ledger, evaluations)),
         notes=tuple((note.turn, note.topic, note.text) for note in ledger.notes()),
         predictions_held=(sum(not row.failed for row in checked), len(checked)),
         llm_calls=spend.num_calls,
@@ -250,9 +252,8 @@ def _declared(declaration: Declaration, is_final: bool) -> DeclaredRow:
     )
 
 
-def _figures(ledger: Ledger, declared: Evaluation | None) -> list[Figure]:
+def _figures(ledger: Ledger, evaluations: Sequence[Evaluation], declared: Evaluation | None) -> list[Figure]:
     """Return full precision, the seed, an incumbent that is not declared, and last the best, on the search split."""
-    evaluations = ledger.evaluations()
     full = next((e for e in evaluations if e.program_id is None and e.split == "search" and e.nll is not None), None)
     history = ledger.incumbents()
     if not history:
@@ -276,7 +277,7 @@ def _figures(ledger: Ledger, declared: Evaluation | None) -> list[Figure]:
     return figures
 
 
-def _best_by_class(ledger: Ledger) -> list[Figure]:
+def _best_by_class(ledger: Ledger, evaluations: Sequence[Evaluation]) -> list[Figure]:
     """Return the best candidate of each contract class other than the incumbent's, as it scored on the search split."""
     history = ledger.incumbents()
     if not history:
@@ -284,7 +285,7 @@ def _best_by_class(ledger: Ledger) -> list[Figure]:
     seed, best = ledger.evaluation(history[0].evaluation_id), ledger.evaluation(history[-1].evaluation_id)
     found: dict[str, Evaluation] = {}
     full = None
-    for evaluation in ledger.evaluations():
+    for evaluation in evaluations:
         result = evaluation.result
         if evaluation.split != "search" or result is None or evaluation.nll is None:
             continue
@@ -420,10 +421,10 @@ def _edits(ledger: Ledger) -> list[EditRow]:
     return rows
 
 
-def _calls(ledger: Ledger) -> list[CallRow]:
+def _calls(ledger: Ledger, evaluations: Sequence[Evaluation]) -> list[CallRow]:
     promoted = {incumbent.evaluation_id for incumbent in ledger.incumbents()}
     rows = []
-    for evaluation in ledger.evaluations():
+    for evaluation in evaluations:
         result = evaluation.result
         program = ledger.program(evaluation.program_id) if evaluation.program_id else None
         rows.append(

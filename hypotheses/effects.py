@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from scipy.stats import t as student_t
+from scipy.special import stdtr, stdtrit  # scipy.stats, which calls them, takes seconds to import
 
 from hypotheses.interval import Interval
 
@@ -337,7 +337,7 @@ def family_level(num_hypotheses: int, num_controls: int, *, alpha: float) -> flo
 
 def tail_probability(statistic: float, degrees: float) -> float:
     """Return the two-sided p-value of ``|t| = statistic`` by Student's distribution (infinite degrees: normal)."""
-    return min(1.0, 2 * float(student_t.sf(statistic, degrees)))
+    return min(1.0, 2 * float(stdtr(degrees, -statistic)))
 
 
 def _fieller(control: PairedEffect, child: PairedEffect, q: float, level: float, covariance: float) -> RetainedEffect:
@@ -380,7 +380,7 @@ def _ratio_degrees(control: PairedEffect, child: PairedEffect, covariance: Covar
 
 
 def _quantile(level: float, degrees: float) -> float:
-    return float(student_t.isf((1 - level) / 2, degrees))
+    return -float(stdtrit(degrees, (1 - level) / 2))
 
 
 def _check_level(level: float) -> None:

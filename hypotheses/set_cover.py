@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -27,6 +26,9 @@ def cheapest_cover(
         wanted: (P,) how many helping columns each row should have.
         least: how many columns there should be in all, if any row is covered.
     """
+    # Imported here: slow to load, and most commands design nothing.
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
     num_pairs, num_controls = covers.shape
     if num_pairs == 0:
         return (), 0

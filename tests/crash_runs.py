@@ -10,8 +10,6 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,9 +24,9 @@ from forge.recomputing import recompute
 from hypotheses.ledger import Ledger
 from tests.crash_campaign import write_campaign
 from tests.crash_points import BY_NAME, Point
+from tests.driver_forks import Driver, fork_driver, start_nurseries
 from tests.ledger_queries import violations
 
-ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 280.0
 GRACE_S = 15.0
 """How long what a killed orchestrator started may outlive it: seconds where tests compete for cores, else a tenth of one."""
@@ -216,17 +214,9 @@ def left_by_a_kill(run: Path) -> tuple[tuple[int, int, int], list[str]]:
     return (used, reserved, free), problems
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
+def start(*arguments: object) -> Driver:
     """Start the driver in a process group of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.crash_driver", *map(str, arguments)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])},
-    )
+    return fork_driver([str(argument) for argument in arguments])
 
 
 def drive(*arguments: object) -> Ended:
@@ -237,7 +227,7 @@ def drive(*arguments: object) -> Ended:
         return finish(process, left, began)
 
 
-def finish(process: subprocess.Popen[str], left: Orphans, began: float) -> Ended:
+def finish(process: Driver, left: Orphans, began: float) -> Ended:
     """Wait for a driver that was started within `orphans`."""
     try:
         out, err = process.communicate(timeout=TIMEOUT_S)
@@ -265,6 +255,7 @@ class Orphans:
 @contextlib.contextmanager
 def orphans() -> Iterator[Orphans]:
     """Let what outlives its parents become a child of this process, so that it cannot hide."""
+    start_nurseries()  # here at the latest, so that they do not count
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "this kernel cannot make a process collect its orphans")

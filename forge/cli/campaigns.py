@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from forge.cli.printing import in_cell, make_table, print_line, print_table
-from forge.launch import Outcome, launch, relaunch
 from forge.plain_text import first_line
 from forge.progress import TerminalProgress
 from forge.recipe import Overrides, Recipe, load_recipe
 from forge.summary import DeclaredRow, EditRow, Figure, ObservationRow, Summary
+
+if TYPE_CHECKING:  # with torch, which whoever only prints a summary need not load
+    from forge.launch import Outcome
 
 RUNS = Path("runs/out")
 
@@ -31,6 +34,8 @@ def run_campaign(
     workers: int | None = None,
 ) -> Outcome:
     """Run a recipe with the command line's overrides."""
+    from forge.launch import launch
+
     loaded = load_recipe(
         recipe,
         Overrides(
@@ -50,6 +55,8 @@ def run_campaign(
 
 def resume_campaign(run: Path) -> Outcome:
     """Go on with a run."""
+    from forge.launch import relaunch
+
     with TerminalProgress() as progress:
         return relaunch(run, progress)
 

@@ -12,12 +12,14 @@ holds a transaction open keeps it growing meanwhile; with the first commits afte
 
 from __future__ import annotations
 
+import functools
 import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
@@ -35,6 +37,8 @@ from hypotheses.ledger.errors import (
 from hypotheses.ledger.transaction import END, Transaction
 
 BUSY_TIMEOUT_S = 30.0
+_COMPILED: dict[Any, Any] = {}
+"""Statements, compiled; there are as many as the code has."""
 WAL_PAGES = 1000
 WAL_LIMIT_BYTES = 4 << 20
 """What `WAL_PAGES` pages take; a log that grew beyond it is cut."""
@@ -123,15 +127,11 @@ class Database:
         self._writing = threading.Lock()
         self._is_closed = False
         self._identity: tuple[int, int] | None = None
-        self._reader = create_engine(
-            "sqlite://", creator=lambda: connect_reader(self.path), poolclass=QueuePool, max_overflow=-1
-        )
+        self._reader = _engine(lambda: connect_reader(self.path), max_overflow=-1)
         event.listen(self._reader, "begin", _begin("BEGIN"))
         self._writer: Engine | None = None
         if not read_only:
-            self._writer = create_engine(
-                "sqlite://", creator=self._connect_writer, poolclass=QueuePool, pool_size=1, max_overflow=0
-            )
+            self._writer = _engine(self._connect_writer, pool_size=1, max_overflow=0)
             event.listen(self._writer, "begin", _begin("BEGIN IMMEDIATE"))
 
     @contextmanager
@@ -190,6 +190,21 @@ class Database:
             raise LedgerStorageError(
                 f"{str(self.path)!r} was replaced by another file while it was open; nothing more can be recorded"
             )
+
+
+@functools.cache
+def _first_engine() -> Engine:
+    """An engine that has met SQLite; its dialect, for which statements are compiled, serves all others."""
+    engine = create_engine("sqlite://")
+    engine.connect().close()
+    return engine
+
+
+def _engine(connect: Callable[[], sqlite3.Connection], **options: int) -> Engine:
+    """Return an engine that shares compiled statements with all others: else every opening compiles each of them anew."""
+    first = _first_engine()
+    pool = QueuePool(connect, dialect=first.dialect, **options)  # type: ignore[arg-type]
+    return Engine(pool, first.dialect, first.url, execution_options={"compiled_cache": _COMPILED})
 
 
 def _identity(path: Path) -> tuple[int, int]:

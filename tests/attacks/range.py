@@ -31,6 +31,8 @@ LIMITS = Limits(
 )
 HASTY_WALL_S = 5.0
 GRACE_S = 5.0
+SHARING = 6
+"""Attacks without isolation that share the honest program after them."""
 
 
 class Range:
@@ -65,8 +67,11 @@ class Range:
         for evaluator in self.evaluators.values():
             waiting_worker(evaluator)
 
-    def carry_out(self, attack: Attack) -> list[str]:
-        """Evaluate an attack and an honest program after it; name everything that is not as it must be."""
+    def carry_out(self, attack: Attack, *, honest_after: bool = True) -> list[str]:
+        """Evaluate an attack and an honest program after it; name everything that is not as it must be.
+
+        honest_after: without the honest program, which `compare_an_honest_run` evaluates at another time.
+        """
         evaluator = self.evaluators[attack.pace]
         self.settle()
         before, artifacts = _footprint(), os.listdir(self.world.artifacts)
@@ -80,13 +85,19 @@ class Range:
         if attack.then:
             found = evaluator.evaluate(self.world.fill(attack.then), split="search").program_log
             problems += [f"the next program found something: {found[:300]}"] if found else []
-        problems += self._compare_with_honest(evaluator.evaluate(HONEST, split="search"), "the next honest program")
+        if honest_after:
+            problems += self.compare_an_honest_run(attack.pace)
         problems += survivors(self.world, list(self.evaluators.values()))
         self.settle()
         after = _footprint()
         if after != before:
             problems.append(f"(descriptors, threads) were {before} before and are {after} after")
         return problems
+
+    def compare_an_honest_run(self, pace: Pace) -> list[str]:
+        """Evaluate the honest program; name everything that is not as it was before any attack."""
+        result = self.evaluators[pace].evaluate(HONEST, split="search")
+        return self._compare_with_honest(result, "the next honest program")
 
     def _judge(self, attack: Attack, result: EvaluationResult, seconds: float) -> list[str]:
         problems = []
@@ -148,6 +159,25 @@ def _footprint() -> tuple[int, int]:
 
 
 def run_all(folder: Path, isolation: Isolation, attacks: Sequence[Attack]) -> dict[str, list[str]]:
-    """Carry out attacks one after another; return what was wrong after each."""
+    """Carry out attacks one after another; return what was wrong after each.
+
+    Without a template every evaluation costs the imports of a worker, so several attacks share the honest program after
+    them. When it differs, each of them is carried out again with one of its own.
+    """
+    problems: dict[str, list[str]] = {}
     with Range(folder, isolation) as range_:
-        return {attack.name: range_.carry_out(attack) for attack in attacks}
+        for group in _groups(attacks):
+            found = {attack.name: range_.carry_out(attack, honest_after=False) for attack in group}
+            if not all(found.values()) and range_.compare_an_honest_run(group[0].pace):
+                found = {attack.name: found[attack.name] + range_.carry_out(attack) for attack in group}
+            problems |= found
+    return problems
+
+
+def _groups(attacks: Sequence[Attack]) -> list[list[Attack]]:
+    """Return the attacks in groups that meet one evaluator; those that are listed as succeeding come alone, and last."""
+    groups: list[list[Attack]] = []
+    for pace in ("patient", "hasty"):
+        together = [attack for attack in attacks if attack.pace == pace and not attack.needs_isolation]
+        groups += [together[start : start + SHARING] for start in range(0, len(together), SHARING)]
+    return groups + [[attack] for attack in attacks if attack.needs_isolation]

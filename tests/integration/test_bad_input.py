@@ -377,6 +377,33 @@ def test_a_split_that_is_not_scored_here(recipe: Path, command: str, split: str)
     assert told == f"split '{split}' cannot be scored here; give search or confirm"
 
 
+def test_a_program_that_fails_is_an_outcome_with_exit_code_1(recipe: Path, tmp_path: Path) -> None:
+    path = tmp_path / "fails.py"
+    path.write_text(
+        'MECHANISMS = ()\n\n\ndef quantize(session):\n    print("\\x1b[2Jowned")\n    raise ValueError("\\x1b]0;owned")\n'
+    )
+    done = invoke("evaluate", path, "--recipe", recipe)
+    assert done.exit_code == 1, done.stderr
+    assert f"{path}: crashed: ValueError" in done.stdout.replace("\n", "")
+    assert "owned" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_nothing_is_left_of_a_run_whose_seed_cannot_be_scored(tmp_path: Path) -> None:
+    program = tmp_path / "seed.py"
+    program.write_text('MECHANISMS = ()\n\n\ndef quantize(session):\n    raise ValueError("of its own")\n')
+    path = write_recipe(tmp_path, seed=f'12\nseed_program = "{program}"')
+    done = invoke("run", path, "--out", "made/run")
+    assert done.exit_code == 2, done.stderr
+    assert done.stdout == ""
+    assert f"quantforge: seed program '{program}' cannot be scored on this subject: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not Path("made/run").exists()
+    shutil.rmtree("made", ignore_errors=True)
+    assert os.listdir(".") == []
+
+
 # Showing
 
 
@@ -444,33 +471,4 @@ def test_a_process_prints_json_and_nothing_else(environment: dict[str, str], rec
     assert data["split"] == "search"
     assert data["sandbox"] == "bubblewrap"
     assert len(data["chunk_nll"]) == 2
-    assert os.listdir(".") == []
-
-
-def test_a_program_that_fails_is_an_outcome_with_exit_code_1(
-    environment: dict[str, str], recipe: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "fails.py"
-    path.write_text(
-        'MECHANISMS = ()\n\n\ndef quantize(session):\n    print("\\x1b[2Jowned")\n    raise ValueError("\\x1b]0;owned")\n'
-    )
-    done = run_process(environment, "evaluate", path, "--recipe", recipe)
-    assert done.returncode == 1, done.stderr
-    assert f"{path}: crashed: ValueError" in done.stdout.replace("\n", "")
-    assert "owned" in done.stdout
-    assert "\x1b" not in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_nothing_is_left_of_a_run_whose_seed_cannot_be_scored(environment: dict[str, str], tmp_path: Path) -> None:
-    program = tmp_path / "seed.py"
-    program.write_text('MECHANISMS = ()\n\n\ndef quantize(session):\n    raise ValueError("of its own")\n')
-    path = write_recipe(tmp_path, seed=f'12\nseed_program = "{program}"')
-    done = run_process(environment, "run", path, "--out", "made/run")
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    assert f"quantforge: seed program '{program}' cannot be scored on this subject: " in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not Path("made/run").exists()
-    shutil.rmtree("made", ignore_errors=True)
     assert os.listdir(".") == []

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
@@ -19,14 +20,15 @@ import pytest
 
 from hypotheses.ledger import Ledger
 from tests.crash_points import POINTS, Point
-from tests.crash_runs import ROOT, Crashes
+from tests.crash_runs import Crashes
 from tests.crash_table import chains
+from tests.driver_forks import ROOT, end_nurseries
 from tests.ledger_builders import candidate, evaluate, new_campaign, new_program, scored
 
 pytestmark = pytest.mark.timeout(900)  # whole campaigns, several times: seconds on quiet cores, minutes on busy ones
 
 SETUP = tuple(point.name for point in POINTS if point.setup)
-CHAINS = chains([point for point in POINTS if not point.setup], 3)
+CHAINS = chains([point for point in POINTS if not point.setup], 6)
 
 
 def test_killed_while_it_is_made_while_it_is_set_up_and_inside_a_commit(tmp_path: Path) -> None:
@@ -35,6 +37,12 @@ def test_killed_while_it_is_made_while_it_is_set_up_and_inside_a_commit(tmp_path
     ended = crashes.go(crashes.begun)
     assert crashes.compare(crashes.begun, ended) == [], f"killed at {kills}"
     assert ended.summary["budget"]["used"] == 1
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    yield
+    end_nurseries()
 
 
 @pytest.fixture(scope="module")

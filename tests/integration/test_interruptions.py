@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,16 @@ from forge.launch import relaunch
 from forge.progress import QuietProgress
 from hypotheses.ledger import Ledger
 from tests.crash_runs import Crashes, drive, finish, left_by_a_kill, orphans, start
+from tests.driver_forks import end_nurseries
 from tests.integration.test_crash_points import SETUP, shared_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    yield
+    end_nurseries()
 
 
 @pytest.fixture(scope="module")
@@ -34,27 +42,26 @@ def wait_until_locked(run: Path, pid: int) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize(
-    ("name", "point", "status", "word"),
-    [
-        ("INT", "program-running", 130, "interrupted"),
-        ("TERM", "registration-inside", 143, "terminated"),
-        ("INT", "settle-commit-sent", 130, "interrupted"),
-        ("TERM", "trace-running", 143, "terminated"),
-    ],
+SIGNALS = (
+    ("INT", "program-running", 130, "interrupted"),
+    ("INT", "settle-commit-sent", 130, "interrupted"),
+    ("TERM", "registration-inside", 143, "terminated"),
+    ("TERM", "trace-running", 143, "terminated"),
 )
-def test_a_signal_ends_it_in_one_line_and_it_goes_on(
-    crashes: Crashes, name: str, point: str, status: int, word: str
-) -> None:
-    run = crashes.place(f"{name}-{point}")
-    stopped = crashes.go(run, "--signal", name, point=point)
-    assert stopped.status == status, stopped.err[-3000:]
-    assert "Traceback" not in stopped.err
-    last = stopped.err.splitlines()[-1]
-    assert last == f"quantforge: {word}; `quantforge resume {run}` goes on where it stopped"
-    assert stopped.left == ()
-    _, problems = left_by_a_kill(run)
-    assert problems == []
+"""In the order in which a campaign meets the points."""
+
+
+def test_a_signal_ends_it_in_one_line_and_it_goes_on(crashes: Crashes) -> None:
+    run = crashes.place("signals")
+    for name, point, status, word in SIGNALS:
+        stopped = crashes.go(run, "--signal", name, point=point)
+        assert stopped.status == status, f"SIG{name} at {point}: {stopped.err[-3000:]}"
+        assert "Traceback" not in stopped.err
+        last = stopped.err.splitlines()[-1]
+        assert last == f"quantforge: {word}; `quantforge resume {run}` goes on where it stopped"
+        assert stopped.left == (), f"after SIG{name} at {point}"
+        _, problems = left_by_a_kill(run)
+        assert problems == [], f"after SIG{name} at {point}"
     assert crashes.compare(run, crashes.go(run)) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,7 +60,13 @@ def test_a_budget_of_ten_starts_ten_and_stores_ten(ledger: Ledger, workers: int)
 
 
 def test_as_many_run_at_a_time_as_there_are_workers(ledger: Ledger) -> None:
-    pool, record = told_pool(losses, workers=4, seconds=lambda source: 0.1)
+    meeting = threading.Barrier(4)
+
+    def together(source: str, split: Split, draw: int) -> tuple[float, ...] | Exception:
+        meeting.wait(60)
+        return losses(source, split, draw)
+
+    pool, record = told_pool(together, workers=4)
     taken: list[Evaluation] = []
     with pool:
         take(Desk(ledger, pool, QuietProgress()), programs_in(ledger, 8), taken)
