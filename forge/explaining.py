@@ -157,7 +157,18 @@ class Explainer:
             self._note(turn, "design", f"no useful set of controls: {design.reason}")
             self._progress.milestone(f"{observation.id}: no useful set of controls ({design.reason})")
         usable = explanation.restricted_to(design.widths)
-        registration = self._register(observation, usable, design, programs)
+        set_aside: list[dict[str, object]] = [
+            {
+                "control": control.key,
+                "kind": control.kind,
+                "cost": control.cost,
+                "standing": "unusable" if control.key in problems else "known",
+                "reason": problems.get(control.key) or known[control.key],
+            }
+            for control in explanation.controls
+            if control.key in problems or control.key in known
+        ]
+        registration = self._register(observation, usable, design, programs, set_aside)
         if design.feasible:
             self._announce(usable, design)
         stored = {control.name: control for control in registration.controls}
@@ -222,8 +233,14 @@ class Explainer:
         return programs, problems, known
 
     def _register(
-        self, observation: Observation, explanation: Explanation, design: Design, programs: dict[str, Program]
+        self,
+        observation: Observation,
+        explanation: Explanation,
+        design: Design,
+        programs: dict[str, Program],
+        set_aside: list[dict[str, object]],
     ) -> Registration:
+        """Register what is to be tested; `set_aside` tells of the controls that are not, and why."""
         return self._ledger.register_explanation(
             observation.id,
             hypotheses=[
@@ -253,7 +270,10 @@ class Explainer:
                 for p in explanation.predictions
             ],
             design=NewDesign(
-                chosen=design.chosen, unseparated=design.unseparated, cost=design.cost, body=design.to_json()
+                chosen=design.chosen,
+                unseparated=design.unseparated,
+                cost=design.cost,
+                body=design.to_json() | {"set_aside": set_aside},
             ),
         )
 
