@@ -144,6 +144,7 @@ class Explainer:
             options,
             widths={option.key: width for option in options},
             budget_calls=self._confirmer.spendable(),
+            hypotheses=[hypothesis.key for hypothesis in explanation.hypotheses],
         )
         for key, reason in problems.items():
             self._note(turn, "control", f"control {key!r} cannot be used: {reason}")

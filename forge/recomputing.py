@@ -286,6 +286,8 @@ class _Observed:
             ],
             widths={row.name: width for row in controls.values()},
             budget_calls=confirmer.spendable(),
+            # Designs that tell nothing of what was set aside knew no rivals but those of a usable control.
+            hypotheses=[row.key for row in explanation.hypotheses] if "set_aside" in stored.body else (),
         )
 
     def _measured(

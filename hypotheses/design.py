@@ -9,7 +9,7 @@ content hashes come first is taken, so the choice does not depend on the order i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Self
@@ -103,6 +103,7 @@ def design_controls(
     *,
     widths: Mapping[str, float],
     budget_calls: int,
+    hypotheses: Collection[str] = (),
 ) -> Design:
     """Choose the controls to run.
 
@@ -115,6 +116,7 @@ def design_controls(
         controls: what could be run; of several with one content hash only the first by cost and key is considered.
         widths: expected width of the measured interval, by control key (see `effects.expected_width`); may be infinite.
         budget_calls: evaluator calls that may be spent.
+        hypotheses: keys of all rivals; where no control is left, no prediction names them.
 
     Raises:
         ValueError: a prediction or width is missing, a key occurs twice, or a width is negative or NaN.
@@ -123,7 +125,9 @@ def design_controls(
     ranked = sorted(controls, key=lambda option: (option.content_hash, option.cost, option.key))
     _check_options(ranked, widths)
     options, twins = _set_twins_apart(ranked)
-    separates = separating_controls(predictions, widths={option.key: widths[option.key] for option in options})
+    separates = separating_controls(
+        predictions, widths={option.key: widths[option.key] for option in options}, hypotheses=hypotheses
+    )
     pairs = [pair for pair, keys in separates.items() if keys]
     covers = np.array([[option.key in separates[pair] for option in options] for pair in pairs], dtype=float)
     costs = np.array([option.cost for option in options], dtype=float)
@@ -154,7 +158,7 @@ def design_controls(
 
 
 def separating_controls(
-    predictions: Sequence[Prediction], *, widths: Mapping[str, float]
+    predictions: Sequence[Prediction], *, widths: Mapping[str, float], hypotheses: Collection[str] = ()
 ) -> dict[Pair, tuple[str, ...]]:
     """Return, for every pair of rivals, the controls whose two predictions are disjoint by more than the width.
 
@@ -167,14 +171,14 @@ def separating_controls(
         if place in intervals:
             raise ValueError(f"two predictions of {prediction.hypothesis!r} for {prediction.control!r}")
         intervals[place] = prediction.interval
-    hypotheses = sorted({prediction.hypothesis for prediction in predictions})
-    for hypothesis in hypotheses:
+    rivals = sorted({prediction.hypothesis for prediction in predictions} | set(hypotheses))
+    for hypothesis in rivals:
         for control in widths:
             if (hypothesis, control) not in intervals:
                 raise ValueError(f"no prediction of {hypothesis!r} for {control!r}")
     return {
         (a, b): tuple(key for key in sorted(widths) if intervals[a, key].is_disjoint(intervals[b, key], widths[key]))
-        for a, b in combinations(hypotheses, 2)
+        for a, b in combinations(rivals, 2)
     }
 
 
