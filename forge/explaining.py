@@ -14,6 +14,7 @@ from forge.confirming import CONFIRMATION_SPLIT, Confirmation, Confirmer
 from forge.controls import BITS_TOLERANCE, ControlProblem, build_control
 from forge.desk import Call, Desk, probe_evidence
 from forge.interview import Interview
+from forge.known_results import KnownResults
 from forge.measured_controls import measure_control
 from forge.measured_effects import effect_on, planned_width
 from forge.noise import NoiseModel
@@ -142,18 +143,32 @@ class Explainer:
             options,
             width_of=partial(self._width, confirmed, parent, len(explanation.hypotheses)),
             budget_calls=self._confirmer.spendable(),
+            hypotheses=[hypothesis.key for hypothesis in explanation.hypotheses],
         )
         for key, reason in problems.items():
             self._note(turn, "control", f"control {key!r} cannot be used: {reason}")
-        for key in known:
+        for key, reason in known.items():
             self._note(
-                turn, "control", f"control {key!r} was evaluated before these predictions: shown, never evidence"
+                turn,
+                "control",
+                f"control {key!r} was evaluated before these predictions, so it is shown and never evidence: {reason}",
             )
         if not design.feasible:
             self._note(turn, "design", f"no useful set of controls: {design.reason}")
             self._progress.milestone(f"{observation.id}: no useful set of controls ({design.reason})")
         usable = explanation.restricted_to(design.widths)
-        registration = self._register(observation, usable, design, programs)
+        set_aside: list[dict[str, object]] = [
+            {
+                "control": control.key,
+                "kind": control.kind,
+                "cost": control.cost,
+                "standing": "unusable" if control.key in problems else "known",
+                "reason": problems.get(control.key) or known[control.key],
+            }
+            for control in explanation.controls
+            if control.key in problems or control.key in known
+        ]
+        registration = self._register(observation, usable, design, programs, set_aside)
         if design.feasible:
             self._announce(usable, design)
         stored = {control.name: control for control in registration.controls}
@@ -180,16 +195,13 @@ class Explainer:
 
     def _control_programs(
         self, explanation: Explanation, parent: Scored, child: Scored
-    ) -> tuple[dict[str, Program], dict[str, str], set[str]]:
-        """Return the stored program of each control that can run, why the others cannot, and which are known already."""
+    ) -> tuple[dict[str, Program], dict[str, str], dict[str, str]]:
+        """Return the stored program of each control that can run, why the others cannot, and why results are known already."""
         programs: dict[str, Program] = {}
         problems: dict[str, str] = {}
         made: dict[str, str] = {}
-        measured = {
-            self._ledger.program(evaluation.program_id).ast_hash
-            for evaluation in self._ledger.evaluations()
-            if evaluation.program_id is not None and evaluation.is_settled and evaluation.split == "search"
-        }
+        known: dict[str, str] = {}
+        results = KnownResults.of(self._ledger, child.program.id)
         _, _, child_evidence = self._screener.smoke(child.program, allowed_class="corrected")
         _, _, parent_evidence = self._screener.smoke(parent.program, allowed_class="corrected")
         for control in explanation.controls:
@@ -203,9 +215,9 @@ class Explainer:
                 problems[control.key] = f"it is the same program as control {twin!r}"
                 continue
             program = self._screener.store(source, origin="control", title=control.key, parent=child.program)
-            passed, reason, evidence = self._screener.smoke(program, allowed_class="corrected")
+            passed, failure, evidence = self._screener.smoke(program, allowed_class="corrected")
             if not passed:
-                problems[control.key] = f"its smoke run ended so: {reason}"
+                problems[control.key] = f"its smoke run ended so: {failure}"
             elif evidence["smoke_digest"] == parent_evidence["smoke_digest"]:
                 problems[control.key] = "it installs exactly what the parent installs, on the truncated subject"
             elif control.kind == "substitute" and not _same_bits(evidence, child_evidence):
@@ -215,12 +227,20 @@ class Explainer:
                 )
             else:
                 programs[control.key] = program
-        known = {key for key, program in programs.items() if program.ast_hash in measured}
+                reason = results.of_program(program, str(evidence["smoke_digest"]))
+                if reason is not None:
+                    known[control.key] = reason
         return programs, problems, known
 
     def _register(
-        self, observation: Observation, explanation: Explanation, design: Design, programs: dict[str, Program]
+        self,
+        observation: Observation,
+        explanation: Explanation,
+        design: Design,
+        programs: dict[str, Program],
+        set_aside: list[dict[str, object]],
     ) -> Registration:
+        """Register what is to be tested; `set_aside` tells of the controls that are not, and why."""
         return self._ledger.register_explanation(
             observation.id,
             hypotheses=[
@@ -250,7 +270,10 @@ class Explainer:
                 for p in explanation.predictions
             ],
             design=NewDesign(
-                chosen=design.chosen, unseparated=design.unseparated, cost=design.cost, body=design.to_json()
+                chosen=design.chosen,
+                unseparated=design.unseparated,
+                cost=design.cost,
+                body=design.to_json() | {"set_aside": set_aside},
             ),
         )
 

@@ -6,6 +6,8 @@ finds the answer recorded.
 
 from __future__ import annotations
 
+import math
+
 from forge import prompting
 from forge.asking import Asker
 from forge.controls import ControlProblem, build_control
@@ -21,7 +23,7 @@ from forge.scored import Scored
 from forge.screening import Rules, added_mechanisms
 from hypotheses.effects import PairedEffect
 from hypotheses.ledger import Ledger, NewNote, NewProposal, Observation
-from hypotheses.predictions import Explanation
+from hypotheses.predictions import Explanation, same_problems, vacuous_problems
 from hypotheses.required_edits import BarredClaim, barred_claims
 from hypotheses.verdicts import Verdict, VerdictStatus
 
@@ -130,6 +132,7 @@ class Interview:
             try:
                 parsed = parse_explanation(reply.text, finish_reason=reply.finish_reason)
                 _check_controls(parsed.explanation, parent, child)
+                _check_predictions(parsed.explanation, width, is_repair=attempt > 0)
             except ReplyProblem as problem:
                 problems, previous = problem.problems, reply.text
                 self._record(turn, attempt, problems)
@@ -169,6 +172,22 @@ class Interview:
                 reason="\n".join(problems),
             )
         )
+
+
+def _check_predictions(explanation: Explanation, width: float, *, is_repair: bool) -> None:
+    """Refuse predictions that the noise leaves nothing of, against the width that the proposer was told.
+
+    Rivals that predict the same within it are sent back once. A repair that still has some is taken as long as some pair
+    parts, since the others can be judged; the design names the pairs that nothing separates.
+
+    Raises:
+        ReplyProblem: with every reason.
+    """
+    same = same_problems(explanation, width)
+    num_pairs = math.comb(len(explanation.hypotheses), 2)
+    problems = vacuous_problems(explanation, width) + (same if not is_repair or len(same) == num_pairs else [])
+    if problems:
+        raise ReplyProblem(problem[:1].upper() + problem[1:] + "." for problem in problems)
 
 
 def _check_controls(explanation: Explanation, parent: Scored, child: Scored) -> None:

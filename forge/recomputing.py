@@ -226,8 +226,9 @@ class _Observed:
                     {"chosen": list(design.chosen), "cost": design.cost},
                 )
                 planned = self._plan(rule, stored, explanation, parent, confirmed)
-                # What a later version adds to a design is no difference.
-                yield from compare(stored.id, stored.body, {key: planned.to_json().get(key) for key in stored.body})
+                # What a later version adds to a design is no difference; what was set aside was so before there was one.
+                body = {key: value for key, value in stored.body.items() if key != "set_aside"}
+                yield from compare(stored.id, body, {key: planned.to_json().get(key) for key in body})
                 measurements = []
                 for key in design.chosen:
                     measurement = yield from self._measured(
@@ -288,6 +289,8 @@ class _Observed:
             ],
             width_of,
             confirmer.spendable(),
+            # Designs that tell nothing of what was set aside knew no rivals but those of a usable control.
+            [row.key for row in explanation.hypotheses] if "set_aside" in stored.body else (),
         )
 
     def _measured(

@@ -6,6 +6,7 @@ import html
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from forge.honesty import Consequence, followed, share
 from forge.plain_text import spell_out
 from forge.summary import Summary
 
@@ -27,10 +28,14 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f}%"
 
 
+def _followed(consequence: Consequence) -> str:
+    return "; ".join(followed(consequence)) or "nothing"
+
+
 def render_report(summary: Summary) -> str:
     """Return the report as Markdown."""
     environment = Environment(loader=PackageLoader("forge", "."), undefined=StrictUndefined, autoescape=False)
-    environment.filters.update(cell=cell, number=number, percent=percent)
+    environment.filters.update(cell=cell, number=number, percent=percent, share=share, followed=_followed)
     figures = summary.figures
     improved = len(figures) > 1 and figures[-1].program_id != figures[-2].program_id
     return environment.get_template("report.md.j2").render(s=summary, improved=improved) + "\n"

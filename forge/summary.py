@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from forge.confirming import Confirmer, Declaration
-from hypotheses.effects import Interval
-from hypotheses.ledger import Budget, Evaluation, Ledger, Observation
-from hypotheses.verdicts import RULE
+from forge.explanation_tables import ObservationRow, observation_row
+from forge.honesty import Honesty, account
+from hypotheses.ledger import Budget, Evaluation, Ledger
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,52 +51,6 @@ class DeclaredRow:
     effect: float | None
     standard_error: float | None
     passed_over: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictionRow:
-    """One rival's interval for one control, and what was measured (None where the control did not run)."""
-
-    control: str
-    kind: str
-    low: float
-    high: float
-    measured: float | None
-    measured_low: float | None
-    measured_high: float | None
-    failed: bool
-    chosen: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class RivalRow:
-    """One hypothesis with its predictions and its verdict."""
-
-    id: str
-    cause: str
-    mechanism: str
-    statement: str
-    status: str
-    reason: str
-    predictions: tuple[PredictionRow, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ObservationRow:
-    """One confirmed difference and its explanation."""
-
-    id: str
-    turn: int
-    program: str
-    program_id: str
-    parent_id: str
-    search_effect: float
-    search_se: float
-    confirmed_effect: float
-    confirmed_se: float
-    rivals: tuple[RivalRow, ...]
-    unseparated: tuple[tuple[str, str], ...]
-    calls_for_controls: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +110,7 @@ class Summary:
     proposer: str
     sandbox: str
     seed: int
-    verdict_rule: str
+    verdict_rules: tuple[str, ...]
     budget: Budget
     noise_floor: float | None
     draw_variance: float | None
@@ -168,7 +122,7 @@ class Summary:
     refusals: tuple[RefusalRow, ...]
     calls: tuple[CallRow, ...]
     notes: tuple[tuple[int, str, str], ...]
-    predictions_held: tuple[int, int]
+    honesty: Honesty
     llm_calls: int
     llm_tokens: int
     llm_cost: float | None
@@ -196,14 +150,7 @@ def summarize(ledger: Ledger) -> Summary:
     best = declaration.best.evaluation if declaration is not None and is_final else None
     spend = ledger.llm_spend()
     evaluations = ledger.evaluations()  # once: their evidence is long
-    observations = tuple(_observation(ledger, observation) for observation in ledger.observations())
-    checked = [
-        row
-        for observation in observations
-        for rival in observation.rivals
-        for row in rival.predictions
-        if row.measured is not None
-    ]
+    observations = tuple(observation_row(ledger, observation) for observation in ledger.observations())
     return Summary(
         subject=campaign.subject_name,
         corpus_protocol=campaign.corpus_protocol,
@@ -211,7 +158,7 @@ def summarize(ledger: Ledger) -> Summary:
         proposer=campaign.proposer,
         sandbox=campaign.sandbox,
         seed=campaign.seed,
-        verdict_rule=RULE,
+        verdict_rules=tuple(sorted({verdict.rule for verdict in ledger.verdicts()})),
         budget=ledger.budget(),
         noise_floor=noise[0].floor if noise else None,
         draw_variance=noise[0].draw_variance if noise else None,
@@ -226,7 +173,7 @@ def summarize(ledger: Ledger) -> Summary:
         ),
         calls=tuple(_calls(ledger, evaluations)),
         notes=tuple((note.turn, note.topic, note.text) for note in ledger.notes()),
-        predictions_held=(sum(not row.failed for row in checked), len(checked)),
+        honesty=account(ledger),
         llm_calls=spend.num_calls,
         llm_tokens=spend.tokens_in + spend.tokens_out,
         llm_cost=spend.cost,
@@ -329,69 +276,6 @@ def _figure(name: str, program_id: str, evaluation: Evaluation, base: float | No
         effective_bits=result.effective_bits if result else None,
         contract_class=result.contract_class if result else None,
     )
-
-
-def _observation(ledger: Ledger, observation: Observation) -> ObservationRow:
-    verdicts = {verdict.hypothesis_id: verdict for verdict in ledger.verdicts(observation.id)}
-    controls = {control.id: control for control in ledger.controls(observation.id)}
-    predictions = ledger.predictions(observation.id)
-    designs = ledger.designs(observation.id)
-    chosen = {key for design in designs for key in design.chosen}
-    names = {hypothesis.id: hypothesis.name for hypothesis in ledger.hypotheses(observation.id)}
-    rivals = []
-    for hypothesis in ledger.hypotheses(observation.id):
-        verdict = verdicts.get(hypothesis.id)
-        judged = verdict.evidence.get("verdict", {}) if verdict else {}
-        checks = {check["control"]: check for check in judged.get("checks", ())}
-        rows = []
-        for prediction in predictions:
-            if prediction.hypothesis_id != hypothesis.id:
-                continue
-            control = controls[prediction.control_id]
-            check = checks.get(control.name)
-            measured = _interval(check.get("measured")) if check else None
-            rows.append(
-                PredictionRow(
-                    control=control.name,
-                    kind=control.kind,
-                    low=prediction.low,
-                    high=prediction.high,
-                    measured=check["estimate"] if check else None,
-                    measured_low=measured.low if measured else None,
-                    measured_high=measured.high if measured else None,
-                    failed=bool(check and check["failed"]),
-                    chosen=control.id in chosen,
-                )
-            )
-        rivals.append(
-            RivalRow(
-                id=hypothesis.id,
-                cause=hypothesis.cause,
-                mechanism=hypothesis.mechanism,
-                statement=hypothesis.statement,
-                status=verdict.status if verdict else "no verdict",
-                reason=verdict.reason if verdict else "",
-                predictions=tuple(rows),
-            )
-        )
-    return ObservationRow(
-        id=observation.id,
-        turn=observation.turn,
-        program=ledger.program(observation.program_id).title,
-        program_id=observation.program_id,
-        parent_id=observation.parent_id,
-        search_effect=observation.search_effect,
-        search_se=observation.search_se,
-        confirmed_effect=observation.confirmed_effect,
-        confirmed_se=observation.confirmed_se,
-        rivals=tuple(rivals),
-        unseparated=tuple((names[a], names[b]) for design in designs for a, b in design.unseparated),
-        calls_for_controls=sum(design.cost for design in designs),
-    )
-
-
-def _interval(data: dict[str, float] | None) -> Interval | None:
-    return Interval(low=data["low"], high=data["high"]) if data else None
 
 
 def _edits(ledger: Ledger) -> list[EditRow]:

@@ -6,7 +6,7 @@ width in a module of its own, and what they gave stays as it was (`tests/golden/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +26,13 @@ class VerdictRule:
 
     width: expected width of a control's retained effect, from the confirmed effect, the parent's result, the noise and the
         level. plan: the design, from predictions, options, the expected width by number of controls, and the calls that may be
-        spent. decide: the verdicts, from explanation, confirmed effect, measurements, design and error rate.
+        spent, and the rivals. decide: the verdicts, from explanation, confirmed effect, measurements, design and error rate.
     """
 
     width: Callable[[PairedEffect, Settlement, NoiseModel, float], float]
-    plan: Callable[[Sequence[Prediction], Sequence[ControlOption], Callable[[int], float], int], Design]
+    plan: Callable[
+        [Sequence[Prediction], Sequence[ControlOption], Callable[[int], float], int, Collection[str]], Design
+    ]
     decide: Callable[[Explanation, PairedEffect, Sequence[ControlMeasurement], Design, float], tuple[Verdict, ...]]
 
     def verdicts(
@@ -55,6 +57,7 @@ def _plan_2(
     options: Sequence[ControlOption],
     width_of: Callable[[int], float],
     budget_calls: int,
+    hypotheses: Collection[str],
 ) -> Design:
     width = width_of(max(1, len(options)))
     return design_controls(
@@ -62,6 +65,7 @@ def _plan_2(
         options,
         widths={option.key: width for option in options},
         budget_calls=budget_calls,
+        hypotheses=hypotheses,
         share=1.0,
         at_odds=0,
         least=0,
@@ -78,8 +82,8 @@ VERDICT_RULES: Mapping[str, VerdictRule] = {
     ),
     RULE: VerdictRule(
         width=lambda confirmed, parent, noise, level: planned_width(confirmed, parent, noise, level=level),
-        plan=lambda predictions, options, width_of, budget_calls: plan_controls(
-            predictions, options, width_of=width_of, budget_calls=budget_calls
+        plan=lambda predictions, options, width_of, budget_calls, hypotheses: plan_controls(
+            predictions, options, width_of=width_of, budget_calls=budget_calls, hypotheses=hypotheses
         ),
         decide=lambda explanation, child, rows, design, alpha: decide(explanation, child, rows, design, alpha=alpha),
     ),

@@ -13,7 +13,7 @@ in which controls were written down.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Self
@@ -26,7 +26,7 @@ from hypotheses.set_cover import Array, cheapest_cover
 
 Pair = tuple[str, str]
 """Two hypothesis keys in alphabetical order."""
-SHARE = 0.4
+SHARE = 0.5
 """Of the expected width, by which two predictions must be apart for a control to separate them."""
 AT_ODDS = 4
 """Controls, where so many are on offer, over which a separated pair should be at odds."""
@@ -117,6 +117,7 @@ def plan_controls(
     *,
     width_of: Callable[[int], float],
     budget_calls: int,
+    hypotheses: Collection[str] = (),
 ) -> Design:
     """Choose the controls to run, at the width that intervals have when as many run as are chosen.
 
@@ -128,12 +129,17 @@ def plan_controls(
         controls: what could be run.
         width_of: expected width of a measured interval where so many controls run.
         budget_calls: evaluator calls that may be spent.
+        hypotheses: keys of all rivals; where no control is left, no prediction names them.
     """
     design: Design | None = None
     for number in range(min(LEAST, len(controls)), len(controls) + 1):
         width = width_of(max(1, number))
         design = design_controls(
-            predictions, controls, widths={option.key: width for option in controls}, budget_calls=budget_calls
+            predictions,
+            controls,
+            widths={option.key: width for option in controls},
+            budget_calls=budget_calls,
+            hypotheses=hypotheses,
         )
         if len(design.chosen) <= number:
             break
@@ -147,6 +153,7 @@ def design_controls(
     *,
     widths: Mapping[str, float],
     budget_calls: int,
+    hypotheses: Collection[str] = (),
     share: float = SHARE,
     at_odds: int = AT_ODDS,
     least: int = LEAST,
@@ -163,6 +170,7 @@ def design_controls(
         controls: what could be run; of several with one content hash only the first by cost and key is considered.
         widths: expected width of the measured interval, by control key (see `effects.expected_width`); may be infinite.
         budget_calls: evaluator calls that may be spent.
+        hypotheses: keys of all rivals; where no control is left, no prediction names them.
         share: of the width, by which predictions must be apart to be separated.
         at_odds: controls over which each separated pair should be at odds.
         least: controls that should run where any do.
@@ -175,8 +183,8 @@ def design_controls(
     _check_options(ranked, widths)
     options, twins = _set_twins_apart(ranked)
     margins = {option.key: share * widths[option.key] for option in options}
-    separates = separating_controls(predictions, margins=margins)
-    opposes = separating_controls(predictions, margins=dict.fromkeys(margins, 0.0))
+    separates = separating_controls(predictions, margins=margins, hypotheses=hypotheses)
+    opposes = separating_controls(predictions, margins=dict.fromkeys(margins, 0.0), hypotheses=hypotheses)
     pairs = [pair for pair, keys in separates.items() if keys]
 
     def places(found: Mapping[Pair, tuple[str, ...]]) -> Array:
@@ -219,7 +227,7 @@ def design_controls(
 
 
 def separating_controls(
-    predictions: Sequence[Prediction], *, margins: Mapping[str, float]
+    predictions: Sequence[Prediction], *, margins: Mapping[str, float], hypotheses: Collection[str] = ()
 ) -> dict[Pair, tuple[str, ...]]:
     """Return, for every pair of rivals, the controls whose two predictions are disjoint by more than the margin.
 
@@ -232,14 +240,14 @@ def separating_controls(
         if place in intervals:
             raise ValueError(f"two predictions of {prediction.hypothesis!r} for {prediction.control!r}")
         intervals[place] = prediction.interval
-    hypotheses = sorted({prediction.hypothesis for prediction in predictions})
-    for hypothesis in hypotheses:
+    rivals = sorted({prediction.hypothesis for prediction in predictions} | set(hypotheses))
+    for hypothesis in rivals:
         for control in margins:
             if (hypothesis, control) not in intervals:
                 raise ValueError(f"no prediction of {hypothesis!r} for {control!r}")
     return {
         (a, b): tuple(key for key in sorted(margins) if intervals[a, key].is_disjoint(intervals[b, key], margins[key]))
-        for a, b in combinations(hypotheses, 2)
+        for a, b in combinations(rivals, 2)
     }
 
 

@@ -31,8 +31,11 @@ NONE_OF_THESE = "none of these"
 MAX_HYPOTHESES = 8
 MAX_CONTROLS = 16
 MAX_PREDICTION_WIDTH = 2.0
-VACUOUS_LOW, VACUOUS_HIGH = -0.5, 1.5
-"""A prediction that covers this whole range is right whatever the control does, as far as anyone would believe."""
+PLAUSIBLE = Interval(low=-0.25, high=1.25)
+"""Where the retained effect of a control lies as far as anyone would believe: from a little worse than the parent to a little
+better than the child. A prediction that leaves no room in it to be wrong is right whatever the control does."""
+CONCEIVABLE = Interval(low=-2.0, high=3.0)
+"""Nothing that a control could do lies beyond: a prediction out there is no prediction."""
 
 _T = TypeVar("_T")
 
@@ -141,12 +144,21 @@ class Prediction(_Model):
             return [f"{what}: {shown} is not finite; give two numbers"]
         if self.low > self.high:
             return [f"{what}: {shown} is reversed; the low end comes first"]
-        if self.high - self.low > MAX_PREDICTION_WIDTH or (self.low <= VACUOUS_LOW and self.high >= VACUOUS_HIGH):
+        if self.high - self.low > MAX_PREDICTION_WIDTH or self.interval.contains(PLAUSIBLE):
             return [
                 f"{what}: {shown} is vacuous, nothing could refute it; at most {MAX_PREDICTION_WIDTH:g} wide "
-                f"and not covering [{VACUOUS_LOW:g}, {VACUOUS_HIGH:g}]"
+                f"and not covering [{PLAUSIBLE.low:g}, {PLAUSIBLE.high:g}]"
+            ]
+        if not self.interval.overlaps(CONCEIVABLE):
+            return [
+                f"{what}: {shown} lies where no control could; retained effects lie in "
+                f"[{CONCEIVABLE.low:g}, {CONCEIVABLE.high:g}], 0 is the parent and 1 the child"
             ]
         return []
+
+    def is_vacuous(self, width: float) -> bool:
+        """Whether no measured interval of this width, about an estimate in `PLAUSIBLE`, could be disjoint from it."""
+        return self.low <= PLAUSIBLE.low + width / 2 and self.high >= PLAUSIBLE.high - width / 2
 
 
 class Explanation(_Model):
@@ -227,6 +239,45 @@ def explanation_problems(
     if not pairs and not intervals and len(hypotheses) >= 2 and controls:
         problems += _rival_problems(hypotheses, controls, predictions)
     return problems
+
+
+def vacuous_problems(explanation: Explanation, width: float) -> list[str]:
+    """Return the predictions that nothing could refute when what is measured is `width` wide, one sentence each.
+
+    An infinite width tells nothing of the predictions: then nothing at all can be measured.
+    """
+    if not math.isfinite(width):
+        return []
+    return [
+        f"prediction of {row.hypothesis!r} for {row.control!r}: [{row.low:g}, {row.high:g}] is vacuous: a measurement will be "
+        f"about {width:.2g} wide, and none with an estimate in [{PLAUSIBLE.low:g}, {PLAUSIBLE.high:g}] could lie outside it; "
+        f"begin it above {PLAUSIBLE.low + width / 2:.2f} or end it below {PLAUSIBLE.high - width / 2:.2f}"
+        for row in explanation.predictions
+        if row.is_vacuous(width)
+    ]
+
+
+def same_rivals(explanation: Explanation, width: float) -> tuple[tuple[str, str], ...]:
+    """Return the pairs of rivals that predict the same within the noise: no control with a gap of more than `width`."""
+    intervals = {(row.hypothesis, row.control): row.interval for row in explanation.predictions}
+    return tuple(
+        (a, b)
+        for a, b in combinations(sorted(hypothesis.key for hypothesis in explanation.hypotheses), 2)
+        if not any(
+            intervals[a, control.key].is_disjoint(intervals[b, control.key], width) for control in explanation.controls
+        )
+    )
+
+
+def same_problems(explanation: Explanation, width: float) -> list[str]:
+    """Return the pairs of `same_rivals`, one sentence each; none for an infinite width, at which all are the same."""
+    if not math.isfinite(width):
+        return []
+    return [
+        f"rivals {a!r} and {b!r} predict the same within the noise: for no control are their intervals more than "
+        f"{width:.2g} apart, which is how wide a measurement will be; add a control on which they part, or leave one out"
+        for a, b in same_rivals(explanation, width)
+    ]
 
 
 def _count_problems(hypotheses: tuple[Hypothesis, ...], controls: tuple[Control, ...]) -> list[str]:

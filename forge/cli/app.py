@@ -98,7 +98,8 @@ def resume(run: Run, as_json: Json = False) -> None:
 def show(
     run: Run,
     what: Annotated[
-        str, typer.Argument(help="summary, observations, edits, refusals, calls, notes, or the id of a program.")
+        str,
+        typer.Argument(help="summary, observations, edits, refusals, honesty, calls, notes, or the id of a program."),
     ] = "summary",
     recompute: Annotated[
         bool,

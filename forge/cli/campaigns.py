@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from forge.cli.honesty import print_honesty
 from forge.cli.printing import in_cell, make_table, print_line, print_table
+from forge.explanation_tables import ObservationRow, PlanTable
 from forge.plain_text import first_line
 from forge.progress import TerminalProgress
 from forge.recipe import Overrides, Recipe, load_recipe
-from forge.summary import DeclaredRow, EditRow, Figure, ObservationRow, Summary
+from forge.summary import DeclaredRow, EditRow, Figure, Summary
 
 if TYPE_CHECKING:  # with torch, which whoever only prints a summary need not load
     from forge.launch import Outcome
@@ -91,6 +93,7 @@ def print_summary(summary: Summary, console: Console) -> None:
         print_line(console, f"{len(refused)} {noun} refused before any call:", style="bold", gap=True)
         for row in refused:
             print_line(console, f"  turn {row.turn}: {row.stage}: {first_line(row.reason)}")
+    print_honesty(summary.honesty, console)
     for violation in summary.violations:
         print_line(console, f"INVARIANT VIOLATED: {violation}", style="bold red")
     console.print()
@@ -175,6 +178,51 @@ def print_observation(observation: ObservationRow, console: Console) -> None:
                 measured = f"{row.measured:.2f}{around}{' outside' if row.failed else ''}"
             verb = "" if row.measured is None else "measured "
             print_line(console, f"    {row.control}: predicted {predicted}, {verb}{measured}")
+        if rival.reason:
+            print_line(console, f"    why: {rival.reason}")
+    for plan in observation.plans:
+        _print_plan(plan, console)
+    for reason in observation.void:
+        print_line(console, f"  no evidence: {reason}")
+    for pair in observation.interactions:
+        clear = "clear of the noise" if pair.significant else "not clear of the noise"
+        print_line(
+            console,
+            f"  interaction of {pair.knockout} and {pair.knockin}: {pair.excess:+.2f} of the effect is left by both "
+            f"(p = {pair.p_value:.2g}, {clear}); it refutes nothing by itself",
+        )
+    if observation.rules:
+        print_line(
+            console, f"  {calls(observation.calls_for_controls)} for controls; by rule {', '.join(observation.rules)}"
+        )
+
+
+def _print_plan(plan: PlanTable, console: Console) -> None:
+    aside = sum(row.standing in ("known", "unusable") for row in plan.controls)
+    everything = "" if plan.cost_of_all is None else f"; running every usable control costs {plan.cost_of_all}"
+    print_line(
+        console,
+        f"  plan{f', round {plan.round}' if plan.round else ''}: {calls(plan.cost)}{everything}"
+        f"{f' ({aside} more could not be used)' if aside else ''}. {plan.reason}",
+    )
+    for row in plan.controls:
+        told = f"separates {_pairs(row.separates)}" if row.separates else "separates no pair"
+        width = "" if row.width is None else f", expected width {row.width:.2f}"
+        said = f": {row.reason}" if row.reason else ""
+        facts = f" ({told}{width})" if row.standing in ("chosen", "not chosen") else ""
+        print_line(console, f"    {row.standing}: {row.control}{facts}{said}")
+    for name, pairs in (("no control separates", plan.unseparated), ("too dear to separate", plan.unaffordable)):
+        if pairs:
+            print_line(console, f"    {name} {_pairs(pairs)}")
+
+
+def calls(number: int) -> str:
+    """Return a number of calls in words."""
+    return f"{number} call{'' if number == 1 else 's'}"
+
+
+def _pairs(pairs: tuple[tuple[str, str], ...]) -> str:
+    return ", ".join(f"{a}/{b}" for a, b in pairs)
 
 
 def print_edits(edits: tuple[EditRow, ...], console: Console) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 
 from forge.cli.campaigns import print_edits, print_figures, print_observation, print_summary
+from forge.cli.honesty import print_honesty
 from forge.cli.printing import in_cell, make_table, print_block, print_line, print_table
 from forge.errors import ForgeError
 from forge.plain_text import spell_out
@@ -18,7 +19,7 @@ from forge.summary import Summary, summarize
 from hypotheses.ledger import Ledger
 from hypotheses.ledger.errors import LedgerNotFound
 
-PARTS = ("summary", "observations", "edits", "refusals", "calls", "notes")
+PARTS = ("summary", "observations", "edits", "refusals", "honesty", "calls", "notes")
 
 Emit = Callable[[Any], None]
 
@@ -81,6 +82,8 @@ def _print_part(summary: Summary, what: str, console: Console) -> None:
             print_block(
                 console, f"turn {refusal.turn}.{refusal.attempt} {refusal.kind}: {refusal.stage}: {refusal.reason}"
             )
+    elif what == "honesty":
+        print_honesty(summary.honesty, console)
     elif what == "notes":
         for turn, topic, text in summary.notes:
             print_line(console, f"turn {turn} {topic}: {text}")

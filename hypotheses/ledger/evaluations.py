@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import case, func, select
+from sqlalchemy import case, func, or_, select
+from sqlalchemy.orm import aliased
 
 from hypotheses.ledger import models
 from hypotheses.ledger.canonical import make_id
@@ -157,6 +158,31 @@ def _check_links(tx: Transaction, new: NewEvaluation) -> None:
             raise LedgerRefused(f"{control.id} was registered with {control.program_id}, not with {new.program_id}")
         if new.observation_id not in (None, control.observation_id):
             raise LedgerRefused(f"{control.id} belongs to {control.observation_id}, not to {new.observation_id}")
+        _check_unknown(tx, new, control.id)
+
+
+def _check_unknown(tx: Transaction, new: NewEvaluation, control_id: str) -> None:
+    """Refuse a control whose program was measured, on this split and draw, before the control's predictions were registered.
+
+    One control may serve several observations, but only where all their predictions for it are older than its first result.
+    """
+    run, measured, own = models.Evaluation, aliased(models.Program), aliased(models.Program)
+    earlier = tx.session.execute(
+        select(run.id, run.settled_seq)
+        .join(measured, measured.id == run.program_id)
+        .join(own, own.id == new.program_id)
+        .where(or_(measured.ast_hash == own.ast_hash, measured.normalized_ast_hash == own.normalized_ast_hash))
+        .where(run.split == new.split, run.draw == new.draw, run.settled_seq.is_not(None))
+        .order_by(run.settled_seq)
+    ).first()
+    if earlier is None:
+        return
+    last = tx.session.scalar(select(func.max(models.Prediction.seq)).where(models.Prediction.control_id == control_id))
+    if last is not None and earlier.settled_seq < last:
+        raise LedgerRefused(
+            f"{earlier.id} had measured the program of {control_id} on the {new.split} split, draw {new.draw}, before the "
+            "predictions for it were registered; what is known is never evidence"
+        )
 
 
 def _check_result(evaluation_id: str, result: Settlement) -> None:

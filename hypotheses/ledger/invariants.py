@@ -32,6 +32,15 @@ INVARIANTS: tuple[Invariant, ...] = (
         "ON e.control_id = p.control_id WHERE p.registered_seq >= e.reserved_seq ORDER BY p.registered_seq",
     ),
     Invariant(
+        "prediction {0} for control {1} was registered at {2}, when {3} had measured the same program on the same split "
+        "and draw",
+        "SELECT p.id, p.control_id, p.registered_seq, k.id FROM predictions p JOIN evaluations e "
+        "ON e.control_id = p.control_id JOIN programs a ON a.id = e.program_id JOIN programs b "
+        "ON b.ast_hash = a.ast_hash OR b.normalized_ast_hash = a.normalized_ast_hash JOIN evaluations k "
+        "ON k.program_id = b.id AND k.split = e.split AND k.draw = e.draw AND k.id <> e.id "
+        "WHERE k.settled_seq < p.registered_seq ORDER BY p.registered_seq",
+    ),
+    Invariant(
         "evaluation {0} of control {1} has no prediction of hypothesis {2}, registered before it in the same round",
         "SELECT e.id, c.id, h.id FROM evaluations e JOIN controls c ON c.id = e.control_id JOIN hypotheses h "
         "ON h.observation_id = c.observation_id AND h.round <= c.round LEFT JOIN predictions p "

@@ -224,6 +224,49 @@ class TestRegistration:
             )
         assert len(ledger.hypotheses()) == 2
 
+    @pytest.mark.parametrize("twin", ["the same", "renamed"])
+    def test_a_program_that_was_measured_before_its_prediction_is_no_evidence(self, ledger: Ledger, twin: str) -> None:
+        """Two observations, one program: the second one's predictions come after the result."""
+        first = register(ledger, observe(ledger))
+        program = ledger.add_program(new_program(9, origin="control"))
+        evaluate(ledger, control_evaluation(first, program), scored())
+        hashes = {"ast_hash": "a9"} if twin == "the same" else {"ast_hash": "a10", "normalized_ast_hash": "n9"}
+        again = ledger.add_program(new_program(10, origin="control", **hashes))
+        second = register(ledger, observe(ledger, number=2))
+        new = control_evaluation(second, again)
+        before = ledger.events()
+        with pytest.raises(LedgerRefused, match="before the predictions for it were registered; what is known"):
+            ledger.reserve_evaluation(new)
+        assert ledger.events() == before
+        assert ledger.check_invariants() == []
+        # Other text, or another draw, tells something new at this level; the campaign is stricter.
+        assert ledger.reserve_evaluation(replace(new, draw=1)).attempt == 1
+
+    def test_a_control_serves_two_observations_whose_predictions_are_older_than_its_result(
+        self, ledger: Ledger
+    ) -> None:
+        program = ledger.add_program(new_program(9, origin="control"))
+        registrations = [register(ledger, observe(ledger, number=number)) for number in (1, 2)]
+        for registration in registrations:
+            assert evaluate(ledger, control_evaluation(registration, program), scored()).is_settled
+        assert ledger.check_invariants() == []
+
+    def test_an_earlier_result_that_got_in_otherwise_violates_an_invariant(self, ledger: Ledger) -> None:
+        first = register(ledger, observe(ledger))
+        program = ledger.add_program(new_program(9, origin="control"))
+        known = evaluate(ledger, control_evaluation(first, program), scored())
+        again = ledger.add_program(new_program(10, origin="control"))
+        second = register(ledger, observe(ledger, number=2))
+        evaluate(ledger, control_evaluation(second, again), scored())
+        connection = sqlite3.connect(ledger.path)
+        connection.execute("DROP TRIGGER programs_no_update")
+        connection.execute("UPDATE programs SET ast_hash = 'a9' WHERE id = ?", (again.id,))
+        connection.commit()
+        connection.close()
+        found = ledger.check_invariants()
+        assert len(found) == 2
+        assert all(f"when {known.id} had measured the same program" in sentence for sentence in found)
+
     def test_a_control_is_measured_with_the_program_it_was_registered_with(self, ledger: Ledger) -> None:
         observation = observe(ledger)
         registered = ledger.add_program(new_program(9, origin="control"))

@@ -61,9 +61,11 @@ def brute_force(
 
 
 @st.composite
-def problems(draw: st.DrawFn, max_controls: int) -> tuple[list[Prediction], list[ControlOption], dict[str, float], int]:
+def problems(
+    draw: st.DrawFn, max_controls: int, min_controls: int = 1
+) -> tuple[list[Prediction], list[ControlOption], dict[str, float], int]:
     num_hypotheses = draw(st.integers(2, 4))
-    num_controls = draw(st.integers(1, max_controls))
+    num_controls = draw(st.integers(min_controls, max_controls))
     hashes = draw(st.permutations([f"{n:02x}" for n in range(num_controls)]))
     options = [
         ControlOption(key=f"c{n}", cost=draw(st.integers(1, 3)), content_hash=hashes[n]) for n in range(num_controls)
@@ -79,7 +81,7 @@ def problems(draw: st.DrawFn, max_controls: int) -> tuple[list[Prediction], list
     return predictions, options, widths, draw(st.integers(0, 8))
 
 
-RULES = st.sampled_from([(1.0, 0, 0), (SHARE, AT_ODDS, LEAST), (0.5, 2, 0), (0.0, 3, 5)])
+RULES = st.sampled_from([(1.0, 0, 0), (SHARE, AT_ODDS, LEAST), (0.3, 2, 0), (0.0, 3, 5)])
 """Share of the width, controls at odds, controls in all: separating alone, the rule in force, others."""
 
 
@@ -91,8 +93,8 @@ def test_design_is_the_first_optimum_by_brute_force(
     check_against_brute_force(*problem, *rule)
 
 
-@settings(max_examples=8, deadline=None)
-@given(problems(max_controls=12), RULES)
+@settings(max_examples=30, deadline=None)
+@given(problems(max_controls=12, min_controls=7), RULES)
 def test_design_is_optimal_up_to_twelve_controls(
     problem: tuple[list[Prediction], list[ControlOption], dict[str, float], int], rule: tuple[float, int, int]
 ) -> None:
@@ -243,7 +245,7 @@ def test_separated_pairs_are_put_at_odds_over_several_controls() -> None:
     assert plan.chosen == ("x", "y", "z")
     assert plan.separated == {("a", "b"): ("x",)}
     assert plan.at_odds == {("a", "b"): ("x", "y", "z")}
-    assert plan.not_chosen == {"u": "separates no pair of rivals by more than 0.40 of the expected measurement width"}
+    assert plan.not_chosen == {"u": "separates no pair of rivals by more than 0.50 of the expected measurement width"}
     assert plan.reason == (
         "5 calls separate 1 of 1 pairs, the least that separates every separable pair and puts it at odds over several;"
         " separating alone costs 1"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import pytest
 
@@ -13,13 +14,14 @@ from evaluators.pool import EvaluatorPool
 from evaluators.results import EvaluationResult, Evidence, Outcome
 from forge.desk import Desk
 from forge.explaining import Explainer
+from forge.known_results import KnownResults
 from forge.program_source import knock_out
 from forge.progress import QuietProgress
 from forge.scored import Scored
 from forge.screening import Screener
-from hypotheses.ledger import Ledger
+from hypotheses.ledger import Ledger, NewControl, Settlement
 from hypotheses.predictions import Control, Explanation, Hypothesis, Prediction
-from tests.ledger_builders import candidate, evaluate, new_campaign, scored
+from tests.ledger_builders import candidate, control_evaluation, evaluate, new_campaign, observe, register, scored
 from tests.program_builders import CHILD, PARENT, blocks
 
 
@@ -27,11 +29,13 @@ class TruncatedRuns:
     """Smoke runs that install what their source says: one digest for each text, nothing for a program that breaks."""
 
     bits = 4.25
+    alike: ClassVar[dict[str, str]] = {}
 
     def smoke(self, source: str, *, seed: int = 0) -> EvaluationResult:
         if "1 / 0" in source:
             return EvaluationResult(outcome=Outcome.CRASHED, reason="ZeroDivisionError", split="search", draw=0, seed=0)
-        digest = hashlib.sha256((PARENT if "the parent again" in source else source).encode()).hexdigest()
+        twin = next((other for mark, other in self.alike.items() if mark in source), source)
+        digest = hashlib.sha256((PARENT if "the parent again" in source else twin).encode()).hexdigest()
         return EvaluationResult(
             outcome=Outcome.SCORED,
             split="search",
@@ -49,8 +53,8 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
         yield ledger
 
 
-def programs_of(ledger: Ledger, *controls: Control) -> tuple[set[str], dict[str, str], set[str]]:
-    """Return which controls can run, why the others cannot, and which are known already."""
+def programs_of(ledger: Ledger, *controls: Control) -> tuple[set[str], dict[str, str], dict[str, str]]:
+    """Return which controls can run, why the others cannot, and why results are known already."""
     desk = Desk(ledger, EvaluatorPool(TruncatedRuns), QuietProgress())  # type: ignore[arg-type]
     screener = Screener(ledger, desk, 7)
     seed = screener.store(PARENT, origin="seed", title="seed", parent=None)
@@ -105,14 +109,77 @@ def test_controls_that_cannot_run_are_told_apart(ledger: Ledger) -> None:
         "a substitute spends the same bits: 5.250 here, 4.250 in the child, on the truncated subject"
     )
     assert "'swirl' is no mechanism of the program" in problems["unknown"]
-    assert known == set()
+    assert known == {}
 
 
-def test_a_control_that_was_evaluated_before_is_known(ledger: Ledger) -> None:
-    desk = Desk(ledger, EvaluatorPool(TruncatedRuns), QuietProgress())  # type: ignore[arg-type]
-    earlier = Screener(ledger, desk, 7).store(
-        knock_out(CHILD, ["shrink"]), origin="candidate", title="earlier", parent=None
+WITHOUT = Control(key="without", kind="knockout", removes=("shrink",))
+
+
+def screener_of(ledger: Ledger) -> Screener:
+    return Screener(ledger, Desk(ledger, EvaluatorPool(TruncatedRuns), QuietProgress()), 7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("split", ["search", "confirm"])
+@pytest.mark.parametrize("kind", ["candidate", "confirmation", "final"])
+def test_a_control_that_was_evaluated_before_is_known(ledger: Ledger, kind: str, split: str) -> None:
+    earlier = screener_of(ledger).store(knock_out(CHILD, ["shrink"]), origin="candidate", title="earlier", parent=None)
+    run = evaluate(ledger, candidate(earlier, kind=kind, split=split, turn=1), scored(2.5, 2.5))
+    made, _, known = programs_of(ledger, WITHOUT)
+    assert made == known.keys() == {"without"}
+    assert known["without"] == f"{earlier.id} is the same program, and {run.id} ({kind}, {split} split) measured it"
+
+
+def test_a_control_of_another_observation_is_known(ledger: Ledger) -> None:
+    screener = screener_of(ledger)
+    earlier = screener.store(knock_out(CHILD, ["shrink"]), origin="control", title="earlier", parent=None)
+    registration = register(
+        ledger,
+        observe(ledger),
+        controls=(NewControl(name="without-rotation", kind="knockout", program_id=earlier.id),),
     )
+    new = replace(control_evaluation(registration, earlier), split="confirm")
+    ledger.reserve_evaluation(new)
+    assert programs_of(ledger, WITHOUT)[2] == {}  # nothing is known of a run that is not over
+    evaluate(ledger, replace(new, draw=1), scored(2.5, 2.5))
+    assert programs_of(ledger, WITHOUT)[2].keys() == {"without"}
+
+
+def test_a_failed_run_is_known_too(ledger: Ledger) -> None:
+    earlier = screener_of(ledger).store(knock_out(CHILD, ["shrink"]), origin="candidate", title="earlier", parent=None)
+    evaluate(ledger, candidate(earlier, turn=1), Settlement(outcome="crashed", reason="ZeroDivisionError"))
+    assert programs_of(ledger, WITHOUT)[2].keys() == {"without"}
+
+
+def test_a_control_is_known_again_under_other_names(ledger: Ledger) -> None:
+    renamed = (
+        knock_out(CHILD, ["shrink"])
+        .replace("weight", "w")
+        .replace("w_", "weight_")
+        .replace("session.w(", "session.weight(")
+    )
+    earlier = screener_of(ledger).store(renamed, origin="candidate", title="earlier", parent=None)
     evaluate(ledger, candidate(earlier, turn=1), scored(2.5, 2.5))
-    made, _, known = programs_of(ledger, Control(key="without", kind="knockout", removes=("shrink",)))
-    assert made == known == {"without"}
+    known = programs_of(ledger, WITHOUT)[2]
+    assert "is the same program under other names" in known["without"]
+
+
+def test_a_control_that_installs_what_an_earlier_program_installs_is_known(ledger: Ledger) -> None:
+    screener = screener_of(ledger)
+    other = "# installs as shrink does\n" + CHILD.replace("weight * 0.5", "weight * 3")
+    earlier = screener.store(other, origin="candidate", title="earlier", parent=None)
+    screener.smoke(earlier, allowed_class="corrected")
+    evaluate(ledger, candidate(earlier, turn=1), scored(2.5, 2.5))
+    same = substitute("threefold", "    return weight * 3.0  # like the earlier one")
+    TruncatedRuns.alike = {"# like the earlier one": other}
+    try:
+        known = programs_of(ledger, same)[2]
+    finally:
+        TruncatedRuns.alike = {}
+    assert "installs the same on the truncated subject" in known["threefold"]
+
+
+def test_the_childs_own_confirmation_makes_nothing_known(ledger: Ledger) -> None:
+    child = screener_of(ledger).store(CHILD, origin="candidate", title="child", parent=None)
+    evaluate(ledger, candidate(child, kind="confirmation", split="confirm", draw=1, turn=1), scored(2.0, 2.0))
+    assert KnownResults.of(ledger, child.id).of_program(child, "") is None
+    assert KnownResults.of(ledger, "prog-other").of_program(child, "") is not None

@@ -5,9 +5,21 @@ import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hypotheses.predictions import Explanation, ExplanationProblem, Hypothesis, Prediction
+from hypotheses.interval import Interval
+from hypotheses.predictions import (
+    PLAUSIBLE,
+    Explanation,
+    ExplanationProblem,
+    Hypothesis,
+    Prediction,
+    same_problems,
+    same_rivals,
+    vacuous_problems,
+)
 
 
 def good() -> dict[str, Any]:
@@ -112,13 +124,31 @@ def test_missing_and_doubled_predictions() -> None:
             5.0,
             7.1,
             "prediction of 'cap' for 'random': [5, 7.1] is vacuous, nothing could refute it; "
-            "at most 2 wide and not covering [-0.5, 1.5]",
+            "at most 2 wide and not covering [-0.25, 1.25]",
         ),
         (
             -0.5,
             1.5,
             "prediction of 'cap' for 'random': [-0.5, 1.5] is vacuous, nothing could refute it; "
-            "at most 2 wide and not covering [-0.5, 1.5]",
+            "at most 2 wide and not covering [-0.25, 1.25]",
+        ),
+        *(
+            (
+                low,
+                high,
+                f"prediction of 'cap' for 'random': [{low}, {high}] is vacuous, nothing could refute it; "
+                "at most 2 wide and not covering [-0.25, 1.25]",
+            )
+            for low, high in ((-0.49, 1.49), (-0.4, 1.4), (-0.25, 1.25))
+        ),
+        *(
+            (
+                low,
+                high,
+                f"prediction of 'cap' for 'random': [{low}, {high}] lies where no control could; retained effects lie in "
+                "[-2, 3], 0 is the parent and 1 the child",
+            )
+            for low, high in ((-5, -4), (3.1, 3.5))
         ),
     ],
 )
@@ -215,3 +245,60 @@ def test_names_of_predecessors_and_loose_predictions() -> None:
     assert again.predecessor == "sel"
     with pytest.raises(ValueError, match="reversed"):
         _ = Prediction(hypothesis="a", control="b", low=1, high=0).interval
+
+
+NOISE_WIDTHS = st.floats(0.001, 1.4)
+
+
+@given(st.floats(-2, 1.5), st.floats(0.01, 1.9), NOISE_WIDTHS, st.floats(-0.25, 1.25))
+def test_a_vacuous_prediction_is_one_that_no_plausible_measurement_refutes(
+    low: float, length: float, width: float, estimate: float
+) -> None:
+    """Whatever is refused as vacuous cannot be refuted, and whatever is not can be, at one end of the range at least."""
+    prediction = Prediction(hypothesis="a", control="x", low=low, high=low + length)
+
+    def refutes(centre: float) -> bool:
+        return Interval(low=centre - width / 2, high=centre + width / 2).is_disjoint(prediction.interval)
+
+    if prediction.is_vacuous(width):
+        assert not refutes(estimate)
+    else:
+        assert any(refutes(end) for end in (PLAUSIBLE.low, PLAUSIBLE.high))
+
+
+def test_what_the_noise_swallows_is_told_with_the_reason() -> None:
+    data = good()
+    data["predictions"][0] |= {"low": -0.1, "high": 1.12}
+    data["predictions"][1] |= {"low": 1.6, "high": 1.8}
+    explanation = Explanation.parse(data)
+    assert vacuous_problems(explanation, 0.1) == []
+    assert vacuous_problems(explanation, 0.3) == [
+        "prediction of 'cap' for 'random': [-0.1, 1.12] is vacuous: a measurement will be about 0.3 wide, and none with an "
+        "estimate in [-0.25, 1.25] could lie outside it; begin it above -0.10 or end it below 1.10"
+    ]
+    assert vacuous_problems(explanation, math.inf) == []
+
+
+def test_rivals_are_the_same_when_no_gap_is_beyond_the_noise() -> None:
+    explanation = Explanation.parse(good())
+    gap = max(
+        explanation.prediction("cap", c.key).interval.gap(explanation.prediction("sel", c.key).interval)
+        for c in explanation.controls
+    )
+    assert same_rivals(explanation, gap * 0.99) == ()
+    assert same_rivals(explanation, gap) == (("cap", "sel"),)
+    (problem,) = same_problems(explanation, gap)
+    assert problem.startswith("rivals 'cap' and 'sel' predict the same within the noise: for no control")
+    assert same_problems(explanation, math.inf) == []
+
+
+def test_rivals_are_the_same_where_the_control_that_parts_them_is_gone() -> None:
+    """`random` parts them and `without` does not."""
+    data = good()
+    for row in data["predictions"]:
+        if row["control"] == "without":
+            row |= {"low": 0.0, "high": 0.2}
+    explanation = Explanation.parse(data)
+    assert same_rivals(explanation, 0.05) == ()
+    assert same_rivals(explanation.restricted_to(["without"]), 0.05) == (("cap", "sel"),)
+    assert same_rivals(explanation.restricted_to([]), 0.05) == (("cap", "sel"),)

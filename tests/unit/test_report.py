@@ -143,6 +143,7 @@ def test_hostile_text_stays_inside_its_cell_of_the_report(hostile: Summary) -> N
         f"### {hostile.observations[0].id}",
         "## Required edits",
         "## Refused before any call",
+        "## Honesty",
         "## Calls",
         "## Notes",
     ]

@@ -91,7 +91,9 @@ def test_predictions_beside_measurements(ledger: Ledger) -> None:
         (0.0, 0.2, 0.1, 0.05, 0.15, False),
         (0.4, 0.6000000000000001, 0.1, 0.05, 0.15, True),
     ]
-    assert summary.predictions_held == (1, 2)
+    (author,) = summary.honesty.authors
+    everyone = author.coverage[0]
+    assert (everyone.inside.count, everyone.inside.of, everyone.undecided, everyone.refuted) == (1, 2, 0, 1)
 
 
 def test_an_unbounded_measurement_has_no_interval(ledger: Ledger) -> None:
