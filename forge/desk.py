@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from evaluators.pool import EvaluatorPool, Job
 from evaluators.results import EvaluationResult, LayerError, Split
 from forge import program_source
-from forge.program_identity import mechanism_fingerprint
+from forge.program_identity import mechanism_fingerprint, mechanism_shape
 from forge.program_syntax import parse
 from forge.progress import Progress
 from hypotheses.ledger import (
@@ -237,6 +237,7 @@ def probe_evidence(evidence: dict[str, object], source: str) -> ProbeEvidence:
     """Return what a probe may look at: trusted evidence of a run, and names defined in its source."""
     events = evidence.get("events", ())
     layers = evidence.get("layers", {})
+    left_out = evidence.get("events_left_out", 0)
     assert isinstance(events, list | tuple)
     assert isinstance(layers, dict)
     names = function_names(source)
@@ -246,6 +247,8 @@ def probe_evidence(evidence: dict[str, object], source: str) -> ProbeEvidence:
         mechanisms=program_source.mechanisms(source),
         source_names=frozenset(names),
         fingerprints={name: mechanism_fingerprint(source, name) for name in names},
+        shapes={name: mechanism_shape(source, name) for name in names},
+        events_left_out=left_out if isinstance(left_out, int) else 0,
     )
 
 

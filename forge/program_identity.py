@@ -2,7 +2,8 @@
 
 `ast_hash` ignores comments, docstrings and formatting. `normalized_ast_hash` also ignores names, annotations, the order
 of definitions and code that is never reached: the same program under other words. `mechanism_fingerprint` does that for
-one function with all it calls, so that a refuted mechanism is known again under another name.
+one function with all it calls, so that a refuted mechanism is known again under another name; `mechanism_shape` also leaves
+out the numbers, so that it is known again with another constant.
 
 The canonical text is our own (not `ast.dump`, whose form changes between Python versions): every node as
 ``(Type field ...)`` without empty fields. Local names become numbers in the order they appear within their scope; names
@@ -52,6 +53,18 @@ def mechanism_fingerprint(source: str, name: str) -> str:
     return _digest(definitions.canonical((name,)))
 
 
+def mechanism_shape(source: str, name: str) -> str:
+    """Return what `mechanism_fingerprint` returns with every number replaced by one and the same.
+
+    Raises:
+        ProgramProblem: does not parse, or has no such function.
+    """
+    definitions = _Definitions(parse(source))
+    if name not in definitions:
+        raise ProgramProblem(f"The program has no top-level function {name}.")
+    return _digest(definitions.canonical((name,), numbers=False))
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -89,9 +102,9 @@ class _Definitions:
         last = statements[-1] if statements else None
         return last if isinstance(last, _FunctionNode) else None
 
-    def canonical(self, roots: Iterable[str]) -> str:
+    def canonical(self, roots: Iterable[str], *, numbers: bool = True) -> str:
         """Return the canonical text of `roots` and all they reach, breadth first in order of first mention."""
-        writer = _Writer(self)
+        writer = _Writer(self, numbers=numbers)
         for root in roots:
             writer.number(root)
         written = 0
@@ -118,10 +131,11 @@ class _Scope:
 
 
 class _Writer:
-    """Writes nodes canonically. Without definitions nothing is renamed."""
+    """Writes nodes canonically. Without definitions nothing is renamed; without `numbers` all numbers are one."""
 
-    def __init__(self, definitions: _Definitions | None) -> None:
+    def __init__(self, definitions: _Definitions | None, *, numbers: bool = True) -> None:
         self._definitions = definitions
+        self._numbers = numbers
         self._scopes: list[_Scope] = []
         self.reached: list[str] = []
 
@@ -138,6 +152,8 @@ class _Writer:
             return f"(Name {self._name(node.id)} {type(node.ctx).__name__})"
         if isinstance(node, ast.Global | ast.Nonlocal):
             return f"({type(node).__name__} {' '.join(self._name(name) for name in node.names)})"
+        if not self._numbers and isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+            return self.write(node.operand)
         if isinstance(node, ast.AnnAssign) and node.value is not None and node.simple:
             return f"(Assign targets=[{self.write(node.target)}] value={self.write(node.value)})"
         if isinstance(node, _FunctionNode):
@@ -162,6 +178,8 @@ class _Writer:
 
     def _fields(self, node: ast.AST, skip: tuple[str, ...] = ()) -> str:
         if isinstance(node, ast.Constant):
+            if not self._numbers and isinstance(node.value, int | float | complex) and not isinstance(node.value, bool):
+                return "(Constant number)"
             return f"(Constant {type(node.value).__name__} {node.value!r})"
         parts = [type(node).__name__]
         for name, value in ast.iter_fields(node):
