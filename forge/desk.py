@@ -33,6 +33,9 @@ from hypotheses.ledger import (
 from hypotheses.ledger.records import EvaluationKind
 from hypotheses.probes import ProbeEvidence
 
+MAX_TRACES = 32
+"""Runs on the whole subject that a desk remembers; a turn needs a handful, and their evidence is large."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
@@ -67,6 +70,7 @@ class Desk:
         self._evaluators = evaluators
         self._evaluator = evaluators.first
         self._progress = progress
+        self._traces: dict[tuple[str, int, int], EvaluationResult] = {}
 
     def evaluate(self, call: Call) -> Evaluation:
         """Return the settled evaluation of a call, running it if the ledger does not hold it yet.
@@ -185,8 +189,7 @@ class Desk:
         proposal = next(proposal for proposal in accepted if proposal.kind == "candidate")
         stored = self._ledger.find_screening(program.id, proposal.id)
         if stored is None:
-            self._progress.say(f"tracing {program.title} for a probe")
-            result = self._evaluator.trace(program.source, draw=draw, seed=seed)
+            result = self.look(program, draw=draw, seed=seed)
             stored = self._ledger.record_screening(
                 NewScreening(
                     program_id=program.id,
@@ -199,6 +202,19 @@ class Desk:
                 )
             )
         return stored.evidence if stored.passed else None
+
+    def look(self, program: Program, *, draw: int, seed: int) -> EvaluationResult:
+        """Run a program on the whole subject without scoring it; the last few are remembered. No evaluator call.
+
+        Nothing is kept in the ledger: a draft that waits for its screening has no accepted proposal yet to keep it beside.
+        """
+        key = (program.source, draw, seed)
+        if key not in self._traces:
+            self._progress.say(f"tracing {program.title} for a probe")
+            while len(self._traces) >= MAX_TRACES:
+                del self._traces[next(iter(self._traces))]
+            self._traces[key] = self._evaluator.trace(program.source, draw=draw, seed=seed)
+        return self._traces[key]
 
     def smoke(self, source: str, *, seed: int = 0) -> EvaluationResult:
         """Run a program on the truncated subject: no score, no evaluator call."""

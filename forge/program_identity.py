@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from forge.errors import ProgramProblem
 from forge.program_syntax import parse
@@ -65,6 +65,40 @@ def mechanism_shape(source: str, name: str) -> str:
     return _digest(definitions.canonical((name,), numbers=False))
 
 
+def reached_beside(source: str, names: Collection[str]) -> frozenset[str]:
+    """Return what ``quantize`` and the mechanisms and neutrals that are not in `names` reach without entering `names`."""
+    definitions = _Definitions(parse(source))
+    others = [name for name in definitions.mechanism_names() if name not in names]
+    roots = ["quantize", *others, *(f"without_{name}" for name in others)]
+    return definitions.reached([name for name in roots if name in definitions], leave_out=names)
+
+
+def imported_names(source: str) -> dict[str, str]:
+    """Return the names that a program imports at top level, and what each means, as dotted paths."""
+    return dict(_Definitions(parse(source)).imports)
+
+
+def own_fingerprint(source: str, name: str) -> str:
+    """Return the sha256 of a mechanism and its neutral with the code that they alone use.
+
+    Other mechanisms do not count, nor does what the program uses outside its mechanisms.
+
+    Raises:
+        ProgramProblem: does not parse, or has no such function.
+    """
+    definitions = _Definitions(parse(source))
+    if name not in definitions:
+        raise ProgramProblem(f"The program has no top-level function {name}.")
+    mechanisms = set(definitions.mechanism_names())
+    shared = mechanisms | definitions.reached(("quantize",), leave_out=mechanisms)
+    texts = [
+        definitions.canonical((root,), leave_out=shared - {root})
+        for root in (name, f"without_{name}")
+        if root in definitions
+    ]
+    return _digest("\n".join(texts))
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -102,8 +136,18 @@ class _Definitions:
         last = statements[-1] if statements else None
         return last if isinstance(last, _FunctionNode) else None
 
-    def canonical(self, roots: Iterable[str], *, numbers: bool = True) -> str:
-        """Return the canonical text of `roots` and all they reach, breadth first in order of first mention."""
+    def canonical(self, roots: Iterable[str], *, numbers: bool = True, leave_out: Collection[str] = ()) -> str:
+        """Return the canonical text of `roots` and all they reach, breadth first in order of first mention.
+
+        What is in `leave_out` is mentioned and not entered.
+        """
+        return self._walk(roots, numbers=numbers, leave_out=leave_out)[0]
+
+    def reached(self, roots: Iterable[str], *, leave_out: Collection[str] = ()) -> frozenset[str]:
+        """Return the names that `canonical` enters or mentions."""
+        return frozenset(self._walk(roots, numbers=True, leave_out=leave_out)[1])
+
+    def _walk(self, roots: Iterable[str], *, numbers: bool, leave_out: Collection[str]) -> tuple[str, list[str]]:
         writer = _Writer(self, numbers=numbers)
         for root in roots:
             writer.number(root)
@@ -111,9 +155,10 @@ class _Definitions:
         parts: list[str] = []
         while written < len(writer.reached):
             name = writer.reached[written]
-            parts += [writer.write(statement) for statement in self.statements.get(name, [])]
+            if name not in leave_out:
+                parts += [writer.write(statement) for statement in self.statements.get(name, [])]
             written += 1
-        return "\n".join(parts)
+        return "\n".join(parts), writer.reached
 
     def loose_statements(self) -> list[str]:
         return [_Writer(self).write(statement) for statement in self._loose]

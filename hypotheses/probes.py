@@ -321,11 +321,11 @@ def _is_kept(layer: Mapping[str, Any], before: Mapping[str, Any], without: Mappi
         return False
     if any(layer.get(name) != before.get(name) for name in ("transform", "scale_rule", "code_rule", "rank")):
         return False
-    errors = [one.get("weight_error") for one in (layer, before, without)]
-    if not all(isinstance(error, float) and math.isfinite(error) for error in errors):
+    now, then, gone = (one.get("weight_error") for one in (layer, before, without))
+    if now is None or then is None or gone is None or then == gone:
         return False
-    now, then, gone = errors
-    return bool(then != gone and abs(now - then) <= _KEPT_NEARNESS * abs(then - gone))
+    # A comparison with NaN is false.
+    return bool(abs(now - then) <= _KEPT_NEARNESS * abs(then - gone))
 
 
 def _with_result_used(
