@@ -322,7 +322,7 @@ class Campaign:
         for reason in reasons:
             self._ledger.add_note(NewNote(turn=turn, topic="execution", text=reason))
             self._progress.milestone(reason)
-        return not shown.not_neutral and (not shown.idle or set(shown.idle) < set(shown.mechanisms))
+        return shown.is_explainable
 
     def _retain(self, turn: int, program: Program, evaluation: Evaluation, retention: Retention) -> None:
         if retention.promoted:

@@ -54,6 +54,16 @@ class Execution:
     not_neutral: str = ""
     idle: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def acting(self) -> tuple[str, ...]:
+        """Mechanisms that an effect can be laid to."""
+        return () if self.not_neutral else tuple(name for name in self.mechanisms if name not in self.idle)
+
+    @property
+    def is_explainable(self) -> bool:
+        """Whether there may be something to explain an effect by; of an edit that touches no mechanism nothing is known."""
+        return bool(self.acting) or not self.mechanisms
+
 
 def touched_mechanisms(parent: str, child: str) -> Touched:
     """Return the mechanisms that the child adds, has with other code or another neutral, and lacks.
