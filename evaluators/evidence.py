@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from evaluators.artifact import Artifact
+from evaluators.empty_steps import branch_rank, essence
 from evaluators.installs import Install, branch_bits, install_digest, step_names, transform_bits, weight_bits
 from evaluators.results import Evidence
 from forge_kernels.ops.decode import decode
@@ -33,10 +34,10 @@ def collect_evidence(
             own_bits = weight_bits(install) + branch_bits(install)
             layers[name] = {
                 "digest": install_digest(install),
-                "transform": step_names(install.transform),
+                "transform": step_names(essence(install.transform, install.activation).steps),
                 "scale_rule": install.activation.scale_rule,
                 "code_rule": install.activation.code_rule,
-                "rank": install.rank,
+                "rank": branch_rank(install.low_rank),
                 # The transform is shared out by weights, so that the weighted mean over layers is the model's.
                 "bits": own_bits / num_weights + transform_bits(install.transform) / group_weights,
                 "weight_error": weight_error(install, reference_weight(name)),

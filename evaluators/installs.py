@@ -1,8 +1,9 @@
 """One installed layer as checked data, with its digest and its cost in bits.
 
 An `Install` is what remains of a program once it has run: everything after it (scoring, error maps, export) is computed
-from installs alone. The digests are taken over what is *decoded*, so that two encodings of the same numbers are the
-same install, and so that a change that alters nothing is seen to alter nothing.
+from installs alone. The digests are taken over what is *decoded*, and over what of a transform and a branch acts
+(`evaluators.empty_steps`), so that two encodings of the same numbers are the same install, and so that a change that
+alters nothing is seen to alter nothing.
 
 Legend: N output features, K input features, B = K / 32 blocks.
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evaluators.empty_steps import branch_rank, essence
 from forge_kernels.ops.decode import decode
 from forge_kernels.rules import ActivationRule, Encoded, LowRank
 from forge_kernels.transforms import BlockMatrix, Diagonal, Hadamard, Permutation, Step, Transform
@@ -84,11 +86,12 @@ def coordinates_digest(transform: Transform, activation: ActivationRule) -> str:
 
 
 def install_digest(install: Install) -> str:
-    """Return the sha256 of the layer as it computes: decoded weight, transform, activation rule, branch."""
-    digest = hashlib.sha256(coordinates_digest(install.transform, install.activation).encode())
+    """Return the sha256 of the layer as it computes: decoded weight, transform, activation rule, branch; no empty steps."""
+    acting = essence(install.transform, install.activation)
+    digest = hashlib.sha256(coordinates_digest(acting.steps, install.activation).encode())
     digest.update(f"{tuple(install.weight.codes_NK.shape)}".encode())
-    digest.update(_bytes(decode(install.weight)))
-    if install.low_rank is not None:
+    digest.update(_bytes(acting.weight(decode(install.weight).cpu())))
+    if install.low_rank is not None and branch_rank(install.low_rank) > 0:
         digest.update(f"|rank {install.rank}".encode())
         digest.update(_bytes(install.low_rank.a_RK.to(torch.float32)))
         digest.update(_bytes(install.low_rank.b_NR.to(torch.float32)))

@@ -39,10 +39,11 @@ class Evidence:
     events: the Session calls in order. Each has ``index``, ``op`` (``weight``, ``inputs``, ``second_moment``,
         ``output_error``, ``gate_loss``, ``fold``, ``install``), and where it applies ``layer``, ``group``, ``site``,
         ``block``, ``role``, ``stream``, ``rank``, ``transform`` (list of step kinds).
-    layers: by layer name, what was decoded from the artifact: ``digest`` (sha256 of codes, scales, transform, activation
-        rule and branch), ``transform`` (list of step kinds, ``hadamard:32`` with its size), ``scale_rule``, ``code_rule``,
-        ``rank``, ``bits`` (effective bits of this layer), ``weight_error`` (relative squared error of the decoded weight
-        against ``W T^-1``), and once the artifact was scored ``route`` (how the layer's product was computed).
+    layers: by layer name, what was decoded from the artifact: ``digest`` (sha256 of decoded weight, transform, activation
+        rule and branch), ``transform`` (list of step kinds, ``hadamard:32`` with its size; none that changes nothing),
+        ``scale_rule``, ``code_rule``, ``rank`` (of the matrix that the branch adds), ``bits`` (effective bits of this layer),
+        ``weight_error`` (relative squared error of the decoded weight against ``W T^-1``), and once the artifact was scored
+        ``route`` (how the layer's product was computed).
     """
 
     events: tuple[dict[str, Any], ...] = ()

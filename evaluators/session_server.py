@@ -21,6 +21,7 @@ from torch.nn import functional
 from evaluators.apply import changed_parameters
 from evaluators.artifact import Artifact
 from evaluators.contract import Contract, check_install, measure_contract
+from evaluators.empty_steps import branch_rank, essence
 from evaluators.errors import ContractError, ProgramError
 from evaluators.fold_guard import FoldGuard, touched_layers
 from evaluators.installs import Install, step_names
@@ -318,7 +319,8 @@ class SessionServer:
         if stream is not None:
             event["stream"] = stream
         if install is not None:
-            event |= {"rank": install.rank, "transform": step_names(install.transform)}
+            acting = essence(install.transform, install.activation)
+            event |= {"rank": branch_rank(install.low_rank), "transform": step_names(acting.steps)}
         self.events.append(event)
 
 

@@ -16,6 +16,7 @@ from forge.confirming import Confirmer, Declaration
 from forge.continuity import require_all_met
 from forge.desk import Call, Desk, probe_evidence
 from forge.errors import ProposerError, ProposerExhausted
+from forge.execution import Execution
 from forge.explaining import Explainer
 from forge.interview import Interview
 from forge.measured_effects import effect_on
@@ -39,7 +40,7 @@ from hypotheses.ledger import (
     NewProposal,
     Program,
 )
-from hypotheses.probes import ProbeStatus, check_probe, probe_mechanism
+from hypotheses.probes import ProbeEvidence, ProbeStatus, Removal, check_probe, probe_mechanism
 from hypotheses.required_edits import EditRecord
 
 SIMPLIFYING = ("remove", "replace")
@@ -281,7 +282,12 @@ class Campaign:
             return
         effect = effect_on(parent.result, result, self._noise)
         sigma = self._recipe.statistics.promotion_sigma
-        executed = self._check_edits(turn, program, evaluation, addressed, worse=effect.z < -sigma)
+        surprising = effect.z <= -self._recipe.statistics.trigger_sigma and self._recipe.statistics.explain_losses
+        is_clear = effect.z >= self._recipe.statistics.trigger_sigma or surprising
+        shown = self._examine(draft, parent, evaluation, addressed, is_clear=is_clear)
+        executed = self._check_edits(
+            turn, program, evaluation, addressed, worse=effect.z < -sigma, parent=parent, shown=shown
+        )
         incumbent = self.incumbent()
         retention = judge(
             effect_on(incumbent.result, result, self._noise),
@@ -294,10 +300,29 @@ class Campaign:
         )
         self._retain(turn, program, evaluation, retention)
         child = Scored(program=program, evaluation=evaluation)
-        surprising = effect.z <= -self._recipe.statistics.trigger_sigma and self._recipe.statistics.explain_losses
-        if effect.z >= self._recipe.statistics.trigger_sigma or surprising:
-            claims = tuple((claim.name, claim.cause) for claim in proposal.mechanisms)
-            self._explainer.explain(turn, parent, child, claims)
+        if is_clear and self._is_executed(turn, shown):
+            claims = tuple((claim.name, claim.cause) for claim in proposal.mechanisms if claim.name not in shown.idle)
+            self._explainer.explain(turn, parent, child, claims, idle=shown.idle)
+
+    def _examine(
+        self, draft: _Drafted, parent: Scored, evaluation: Evaluation, addressed: list[EditRecord], *, is_clear: bool
+    ) -> Execution:
+        """Return what the paid run shows of the mechanisms; nothing where no answer hangs on it."""
+        probed = [name for record in addressed if (name := probe_mechanism(record.edit.probe))]
+        if not is_clear and not probed:
+            return Execution()
+        leaning_on = [claim.name for claim in draft.proposal.mechanisms] + probed
+        return self._screener.examine_paid(draft.program, evaluation, parent, turn=draft.turn, leaning_on=leaning_on)
+
+    def _is_executed(self, turn: int, shown: Execution) -> bool:
+        """Whether there is a mechanism to explain the effect by; says which ones did not execute."""
+        reasons = [f"{name!r} is not executed: {why}" for name, why in shown.idle.items()]
+        if shown.not_neutral:
+            reasons = [f"the effect cannot be laid to {', '.join(map(repr, shown.mechanisms))}: {shown.not_neutral}"]
+        for reason in reasons:
+            self._ledger.add_note(NewNote(turn=turn, topic="execution", text=reason))
+            self._progress.milestone(reason)
+        return shown.is_explainable
 
     def _retain(self, turn: int, program: Program, evaluation: Evaluation, retention: Retention) -> None:
         if retention.promoted:
@@ -312,7 +337,15 @@ class Campaign:
             self._progress.milestone(f"{program.title} not promoted: {retention.reason}")
 
     def _check_edits(
-        self, turn: int, program: Program, evaluation: Evaluation, addressed: list[EditRecord], *, worse: bool
+        self,
+        turn: int,
+        program: Program,
+        evaluation: Evaluation,
+        addressed: list[EditRecord],
+        *,
+        worse: bool,
+        parent: Scored,
+        shown: Execution,
     ) -> list[EditRecord]:
         """Hold the paid run to the required edits that it says it discharges; return those that executed."""
         result = scored(evaluation)
@@ -320,13 +353,16 @@ class Campaign:
         own = probe_evidence(result.evidence, program.source)
         executed = []
         for record in addressed:
-            twin = None
             name = probe_mechanism(record.edit.probe)
-            twin_program = self._screener.twin_program(program, (name,)) if name else None
-            if twin_program is not None:
-                traced = self._desk.trace(twin_program, draw=evaluation.draw, seed=evaluation.seed, turn=turn)
-                twin = probe_evidence(traced, twin_program.source) if traced is not None else None
-            answer = check_probe(record.edit.probe, own, knocked_out=twin)
+            # What is to go may be idle; what is to act may not.
+            idle = "" if name is None or record.edit.kind in SIMPLIFYING else shown.idle.get(name, "")
+            answer = check_probe(
+                record.edit.probe,
+                own,
+                knocked_out=self._paid_twin(turn, program, name, evaluation, parent),
+                not_neutral=shown.not_neutral or idle,
+                removal=self._removal(turn, record, evaluation, parent),
+            )
             self._ledger.record_probe_result(
                 NewProbeResult(
                     target_id=record.key,
@@ -343,6 +379,24 @@ class Campaign:
             if answer.status is ProbeStatus.EXECUTED and not answer.advisory:
                 executed.append(record)
         return executed
+
+    def _paid_twin(
+        self, turn: int, program: Program, mechanism: str | None, evaluation: Evaluation, parent: Scored
+    ) -> ProbeEvidence | None:
+        """Return the run of a program with a mechanism at its neutral, as the candidate of `evaluation` was run."""
+        twin = self._screener.twin_program(program, (mechanism,)) if mechanism else None
+        if twin is None:
+            return None
+        evidence = self._screener.paid_evidence(twin, evaluation, parent, turn=turn)
+        return None if isinstance(evidence, str) else evidence
+
+    def _removal(self, turn: int, record: EditRecord, evaluation: Evaluation, parent: Scored) -> Removal | None:
+        """Return what a removal starts from. What replaces a mechanism may install as it did, so there only code counts."""
+        if record.edit.kind != "remove" or record.edit.mechanism not in parent.program.mechanisms:
+            return None
+        before = self._screener.paid_evidence(parent.program, evaluation, parent, turn=turn)
+        without = self._paid_twin(turn, parent.program, record.edit.mechanism, evaluation, parent)
+        return None if isinstance(before, str) or without is None else Removal(before=before, without=without)
 
     def _show_state(self, incumbent: Scored) -> None:
         result = incumbent.result

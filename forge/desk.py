@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from evaluators.pool import EvaluatorPool, Job
 from evaluators.results import EvaluationResult, LayerError, Split
 from forge import program_source
-from forge.program_identity import mechanism_fingerprint
+from forge.program_identity import mechanism_fingerprint, mechanism_shape
 from forge.program_syntax import parse
 from forge.progress import Progress
 from hypotheses.ledger import (
@@ -32,6 +32,9 @@ from hypotheses.ledger import (
 )
 from hypotheses.ledger.records import EvaluationKind
 from hypotheses.probes import ProbeEvidence
+
+MAX_TRACES = 32
+"""Runs on the whole subject that a desk remembers; a turn needs a handful, and their evidence is large."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +70,7 @@ class Desk:
         self._evaluators = evaluators
         self._evaluator = evaluators.first
         self._progress = progress
+        self._traces: dict[tuple[str, int, int], EvaluationResult] = {}
 
     def evaluate(self, call: Call) -> Evaluation:
         """Return the settled evaluation of a call, running it if the ledger does not hold it yet.
@@ -185,8 +189,7 @@ class Desk:
         proposal = next(proposal for proposal in accepted if proposal.kind == "candidate")
         stored = self._ledger.find_screening(program.id, proposal.id)
         if stored is None:
-            self._progress.say(f"tracing {program.title} for a probe")
-            result = self._evaluator.trace(program.source, draw=draw, seed=seed)
+            result = self.look(program, draw=draw, seed=seed)
             stored = self._ledger.record_screening(
                 NewScreening(
                     program_id=program.id,
@@ -199,6 +202,19 @@ class Desk:
                 )
             )
         return stored.evidence if stored.passed else None
+
+    def look(self, program: Program, *, draw: int, seed: int) -> EvaluationResult:
+        """Run a program on the whole subject without scoring it; the last few are remembered. No evaluator call.
+
+        Nothing is kept in the ledger: a draft that waits for its screening has no accepted proposal yet to keep it beside.
+        """
+        key = (program.source, draw, seed)
+        if key not in self._traces:
+            self._progress.say(f"tracing {program.title} for a probe")
+            while len(self._traces) >= MAX_TRACES:
+                del self._traces[next(iter(self._traces))]
+            self._traces[key] = self._evaluator.trace(program.source, draw=draw, seed=seed)
+        return self._traces[key]
 
     def smoke(self, source: str, *, seed: int = 0) -> EvaluationResult:
         """Run a program on the truncated subject: no score, no evaluator call."""
@@ -237,6 +253,7 @@ def probe_evidence(evidence: dict[str, object], source: str) -> ProbeEvidence:
     """Return what a probe may look at: trusted evidence of a run, and names defined in its source."""
     events = evidence.get("events", ())
     layers = evidence.get("layers", {})
+    left_out = evidence.get("events_left_out", 0)
     assert isinstance(events, list | tuple)
     assert isinstance(layers, dict)
     names = function_names(source)
@@ -246,6 +263,8 @@ def probe_evidence(evidence: dict[str, object], source: str) -> ProbeEvidence:
         mechanisms=program_source.mechanisms(source),
         source_names=frozenset(names),
         fingerprints={name: mechanism_fingerprint(source, name) for name in names},
+        shapes={name: mechanism_shape(source, name) for name in names},
+        events_left_out=left_out if isinstance(left_out, int) else 0,
     )
 
 

@@ -8,6 +8,7 @@ computed; the proposer has no say in it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from forge.confirming import CONFIRMATION_SPLIT, Confirmation, Confirmer
@@ -23,7 +24,7 @@ from forge.recipe import Statistics
 from forge.replies import ExplanationReply
 from forge.required import EditBoard
 from forge.scored import Scored
-from forge.screening import Screener
+from forge.screening import Screener, is_deeper
 from hypotheses.design import LEAST, ControlOption, Design, plan_controls
 from hypotheses.effects import PairedEffect, family_level
 from hypotheses.ledger import (
@@ -42,6 +43,7 @@ from hypotheses.ledger import (
     Registration,
 )
 from hypotheses.predictions import Control, Explanation
+from hypotheses.probes import installs_the_same
 from hypotheses.required_edits import check_required_edit
 from hypotheses.verdicts import ControlMeasurement, Verdict, VerdictStatus, decide
 
@@ -73,8 +75,24 @@ class Explainer:
         self._progress = progress
         self._seed = seed
 
-    def explain(self, turn: int, parent: Scored, child: Scored, claims: tuple[tuple[str, str], ...]) -> None:
-        """Confirm the child's effect, and when it holds turn it into verdicts and required edits."""
+    def explain(
+        self,
+        turn: int,
+        parent: Scored,
+        child: Scored,
+        claims: tuple[tuple[str, str], ...],
+        *,
+        idle: Mapping[str, str] | None = None,
+    ) -> None:
+        """Confirm the child's effect, and when it holds turn it into verdicts and required edits.
+
+        Args:
+            turn: of the campaign.
+            parent: what the effect is measured against.
+            child: the program to explain.
+            claims: what its proposer said of it, as pairs of mechanism and cause.
+            idle: mechanisms that do not execute, with what showed it; no hypothesis may be about them.
+        """
         search = effect_on(parent.result, child.result, self._noise)
         incumbent = self._ledger.incumbent()
         is_incumbent = incumbent is not None and incumbent.program_id == child.program.id
@@ -112,7 +130,18 @@ class Explainer:
             f"observation {observation.id}: {child.program.title} {confirmed.mean:+.4f} nats/token, confirmed"
         )
         width = self._width(confirmed, parent, 2, LEAST)
-        reply = self._interview.explanation(turn, observation, parent, child, claims, search, confirmed, width)
+        reply = self._interview.explanation(
+            turn,
+            observation,
+            parent,
+            child,
+            claims,
+            search,
+            confirmed,
+            width,
+            idle=idle or {},
+            trial=lambda explanation: self._control_programs(explanation, parent, child)[1],
+        )
         if reply is not None:
             self._test(turn, observation, parent, child, reply, confirmation, confirmed)
 
@@ -214,12 +243,14 @@ class Explainer:
             if twin != control.key:
                 problems[control.key] = f"it is the same program as control {twin!r}"
                 continue
-            program = self._screener.store(source, origin="control", title=control.key, parent=child.program)
+            program = self._control_program(source, control.key, child.program)
             passed, failure, evidence = self._screener.smoke(program, allowed_class="corrected")
             if not passed:
                 problems[control.key] = f"its smoke run ended so: {failure}"
-            elif evidence["smoke_digest"] == parent_evidence["smoke_digest"]:
-                problems[control.key] = "it installs exactly what the parent installs, on the truncated subject"
+            elif where := self._same_install(program, evidence, parent, parent_evidence):
+                problems[control.key] = f"it installs exactly what the parent installs, on the {where} subject"
+            elif where := self._same_install(program, evidence, child, child_evidence):
+                problems[control.key] = f"it installs exactly what the child installs, on the {where} subject"
             elif control.kind == "substitute" and not _same_bits(evidence, child_evidence):
                 problems[control.key] = (
                     f"a substitute spends the same bits: {evidence['effective_bits']:.3f} here, "
@@ -231,6 +262,28 @@ class Explainer:
                 if reason is not None:
                     known[control.key] = reason
         return programs, problems, known
+
+    def _control_program(self, source: str, key: str, child: Program) -> Program:
+        """Return the stored program of a control; one that was tried under another key keeps that as its title."""
+        known = (p for p in self._ledger.programs(origin="control") if p.source == source and p.parent_id == child.id)
+        tried = next(known, None)
+        return tried or self._screener.store(source, origin="control", title=key, parent=child)
+
+    def _same_install(
+        self, program: Program, smoked: dict[str, object], other: Scored, other_smoked: dict[str, object]
+    ) -> str:
+        """Return on which subject a program installs what `other` installs; empty where the two differ.
+
+        The truncated subject does not show what a mechanism does in later blocks, so the whole one is asked before a control is
+        lost for that; it is not scored, and takes no evaluator call.
+        """
+        if smoked["smoke_digest"] != other_smoked["smoke_digest"]:
+            return ""
+        if not is_deeper(other.result.evidence, smoked):
+            return "truncated"
+        run = self._desk.look(program, draw=other.evaluation.draw, seed=other.evaluation.seed)
+        own = probe_evidence(run.evidence.to_json(), program.source)
+        return "whole" if installs_the_same(own, probe_evidence(other.result.evidence, other.program.source)) else ""
 
     def _register(
         self,

@@ -7,6 +7,7 @@ finds the answer recorded.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 from forge import prompting
 from forge.asking import Asker
@@ -21,9 +22,11 @@ from forge.recipe import Recipe
 from forge.replies import ExplanationReply, parse_explanation
 from forge.scored import Scored
 from forge.screening import Rules, added_mechanisms
+from hypotheses.design import SHARE
 from hypotheses.effects import PairedEffect
 from hypotheses.ledger import Ledger, NewNote, NewProposal, Observation
 from hypotheses.predictions import Explanation, same_problems, vacuous_problems
+from hypotheses.probes import AbsentProbe, probe_mechanism
 from hypotheses.required_edits import BarredClaim, barred_claims
 from hypotheses.verdicts import Verdict, VerdictStatus
 
@@ -89,15 +92,22 @@ class Interview:
         search: PairedEffect,
         confirmed: PairedEffect,
         width: float,
+        *,
+        idle: Mapping[str, str],
+        trial: Callable[[Explanation], Mapping[str, str]],
     ) -> ExplanationReply | None:
         """Ask for rivals, controls and predictions; None when the answer could not be used, also after one repair.
 
         width: what to expect of a measured retained effect, shown so that predictions are not closer together.
+        idle: mechanisms that do not execute, with what showed it.
+        trial: makes and tries the controls at no evaluator call; returns by key why one cannot be used.
         """
         problems: tuple[str, ...] = ()
         previous = ""
         for attempt in (0, 1):
-            added = added_mechanisms(parent.program.source, child.program.source)
+            added = tuple(
+                name for name in added_mechanisms(parent.program.source, child.program.source) if name not in idle
+            )
             request = ExplanationRequest(
                 prompt="",
                 observation=observation.id,
@@ -131,8 +141,9 @@ class Interview:
             reply = self._asker.explain(f"turn-{turn}/explain/{attempt}", prompting.with_prompt(request))
             try:
                 parsed = parse_explanation(reply.text, finish_reason=reply.finish_reason)
-                _check_controls(parsed.explanation, parent, child)
+                _check_controls(parsed, parent, child, idle)
                 _check_predictions(parsed.explanation, width, is_repair=attempt > 0)
+                _require_no_problems(trial(parsed.explanation))
             except ReplyProblem as problem:
                 problems, previous = problem.problems, reply.text
                 self._record(turn, attempt, problems)
@@ -183,23 +194,58 @@ def _check_predictions(explanation: Explanation, width: float, *, is_repair: boo
     Raises:
         ReplyProblem: with every reason.
     """
-    same = same_problems(explanation, width)
+    same = same_problems(explanation, SHARE * width)
     num_pairs = math.comb(len(explanation.hypotheses), 2)
     problems = vacuous_problems(explanation, width) + (same if not is_repair or len(same) == num_pairs else [])
     if problems:
         raise ReplyProblem(problem[:1].upper() + problem[1:] + "." for problem in problems)
 
 
-def _check_controls(explanation: Explanation, parent: Scored, child: Scored) -> None:
-    """Raise `ReplyProblem` when not one control can be made of the two programs."""
-    problems = []
-    for control in explanation.controls:
+def _check_controls(
+    reply: ExplanationReply, parent: Scored, child: Scored, idle: Mapping[str, str] | None = None
+) -> None:
+    """Raise `ReplyProblem` when a reply is about mechanisms that are not there, or a control cannot be made of the programs."""
+    problems = _unknown_mechanisms(reply, parent, child, idle or {})
+    for control in reply.explanation.controls:
         try:
             build_control(control, parent=parent.program.source, child=child.program.source)
         except ControlProblem as problem:
             problems.append(str(problem))
-    if len(problems) == len(explanation.controls):
+    if problems:
         raise ReplyProblem(problems)
+
+
+def _unknown_mechanisms(reply: ExplanationReply, parent: Scored, child: Scored, idle: Mapping[str, str]) -> list[str]:
+    known = tuple(dict.fromkeys((*child.program.mechanisms, *parent.program.mechanisms)))
+    listed = ", ".join(map(repr, known)) or "none"
+    problems = [
+        f"Hypothesis {h.key!r} is about mechanism {h.mechanism!r}, which neither program has; they have: {listed}."
+        for h in reply.explanation.hypotheses
+        if h.mechanism not in known
+    ]
+    problems += [
+        f"Hypothesis {h.key!r} is about mechanism {h.mechanism!r}, which does not execute: {idle[h.mechanism]}."
+        for h in reply.explanation.hypotheses
+        if h.mechanism in idle
+    ]
+    for wish in reply.required_edits:
+        name = probe_mechanism(wish.edit.probe)
+        # What is to come may have a name of its own; what is to go is there.
+        must_be_there = (
+            wish.edit.kind == "remove" or isinstance(wish.edit.probe, AbsentProbe) or name == wish.edit.mechanism
+        )
+        if name is not None and must_be_there and name not in known:
+            problems.append(
+                f"The probe of required edit 'if {wish.hypothesis} {wish.verdict}' is about mechanism {name!r}, which neither "
+                f"program has; they have: {listed}."
+            )
+    return problems
+
+
+def _require_no_problems(problems: Mapping[str, str]) -> None:
+    """Raise `ReplyProblem` when a control cannot be used."""
+    if problems:
+        raise ReplyProblem([f"control {key!r} cannot be used: {reason}" for key, reason in problems.items()])
 
 
 def _verdict(mechanism: str, cause: str, status: str, reason: str) -> Verdict:

@@ -2,7 +2,8 @@
 
 `ast_hash` ignores comments, docstrings and formatting. `normalized_ast_hash` also ignores names, annotations, the order
 of definitions and code that is never reached: the same program under other words. `mechanism_fingerprint` does that for
-one function with all it calls, so that a refuted mechanism is known again under another name.
+one function with all it calls, so that a refuted mechanism is known again under another name; `mechanism_shape` also leaves
+out the numbers, so that it is known again with another constant.
 
 The canonical text is our own (not `ast.dump`, whose form changes between Python versions): every node as
 ``(Type field ...)`` without empty fields. Local names become numbers in the order they appear within their scope; names
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from forge.errors import ProgramProblem
 from forge.program_syntax import parse
@@ -50,6 +51,52 @@ def mechanism_fingerprint(source: str, name: str) -> str:
     if name not in definitions:
         raise ProgramProblem(f"The program has no top-level function {name}.")
     return _digest(definitions.canonical((name,)))
+
+
+def mechanism_shape(source: str, name: str) -> str:
+    """Return what `mechanism_fingerprint` returns with every number replaced by one and the same.
+
+    Raises:
+        ProgramProblem: does not parse, or has no such function.
+    """
+    definitions = _Definitions(parse(source))
+    if name not in definitions:
+        raise ProgramProblem(f"The program has no top-level function {name}.")
+    return _digest(definitions.canonical((name,), numbers=False))
+
+
+def reached_beside(source: str, names: Collection[str]) -> frozenset[str]:
+    """Return what ``quantize`` and the mechanisms and neutrals that are not in `names` reach without entering `names`."""
+    definitions = _Definitions(parse(source))
+    others = [name for name in definitions.mechanism_names() if name not in names]
+    roots = ["quantize", *others, *(f"without_{name}" for name in others)]
+    return definitions.reached([name for name in roots if name in definitions], leave_out=names)
+
+
+def imported_names(source: str) -> dict[str, str]:
+    """Return the names that a program imports at top level, and what each means, as dotted paths."""
+    return dict(_Definitions(parse(source)).imports)
+
+
+def own_fingerprint(source: str, name: str) -> str:
+    """Return the sha256 of a mechanism and its neutral with the code that they alone use.
+
+    Other mechanisms do not count, nor does what the program uses outside its mechanisms.
+
+    Raises:
+        ProgramProblem: does not parse, or has no such function.
+    """
+    definitions = _Definitions(parse(source))
+    if name not in definitions:
+        raise ProgramProblem(f"The program has no top-level function {name}.")
+    mechanisms = set(definitions.mechanism_names())
+    shared = mechanisms | definitions.reached(("quantize",), leave_out=mechanisms)
+    texts = [
+        definitions.canonical((root,), leave_out=shared - {root})
+        for root in (name, f"without_{name}")
+        if root in definitions
+    ]
+    return _digest("\n".join(texts))
 
 
 def _digest(text: str) -> str:
@@ -89,18 +136,29 @@ class _Definitions:
         last = statements[-1] if statements else None
         return last if isinstance(last, _FunctionNode) else None
 
-    def canonical(self, roots: Iterable[str]) -> str:
-        """Return the canonical text of `roots` and all they reach, breadth first in order of first mention."""
-        writer = _Writer(self)
+    def canonical(self, roots: Iterable[str], *, numbers: bool = True, leave_out: Collection[str] = ()) -> str:
+        """Return the canonical text of `roots` and all they reach, breadth first in order of first mention.
+
+        What is in `leave_out` is mentioned and not entered.
+        """
+        return self._walk(roots, numbers=numbers, leave_out=leave_out)[0]
+
+    def reached(self, roots: Iterable[str], *, leave_out: Collection[str] = ()) -> frozenset[str]:
+        """Return the names that `canonical` enters or mentions."""
+        return frozenset(self._walk(roots, numbers=True, leave_out=leave_out)[1])
+
+    def _walk(self, roots: Iterable[str], *, numbers: bool, leave_out: Collection[str]) -> tuple[str, list[str]]:
+        writer = _Writer(self, numbers=numbers)
         for root in roots:
             writer.number(root)
         written = 0
         parts: list[str] = []
         while written < len(writer.reached):
             name = writer.reached[written]
-            parts += [writer.write(statement) for statement in self.statements.get(name, [])]
+            if name not in leave_out:
+                parts += [writer.write(statement) for statement in self.statements.get(name, [])]
             written += 1
-        return "\n".join(parts)
+        return "\n".join(parts), writer.reached
 
     def loose_statements(self) -> list[str]:
         return [_Writer(self).write(statement) for statement in self._loose]
@@ -118,10 +176,11 @@ class _Scope:
 
 
 class _Writer:
-    """Writes nodes canonically. Without definitions nothing is renamed."""
+    """Writes nodes canonically. Without definitions nothing is renamed; without `numbers` all numbers are one."""
 
-    def __init__(self, definitions: _Definitions | None) -> None:
+    def __init__(self, definitions: _Definitions | None, *, numbers: bool = True) -> None:
         self._definitions = definitions
+        self._numbers = numbers
         self._scopes: list[_Scope] = []
         self.reached: list[str] = []
 
@@ -138,6 +197,8 @@ class _Writer:
             return f"(Name {self._name(node.id)} {type(node.ctx).__name__})"
         if isinstance(node, ast.Global | ast.Nonlocal):
             return f"({type(node).__name__} {' '.join(self._name(name) for name in node.names)})"
+        if not self._numbers and isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+            return self.write(node.operand)
         if isinstance(node, ast.AnnAssign) and node.value is not None and node.simple:
             return f"(Assign targets=[{self.write(node.target)}] value={self.write(node.value)})"
         if isinstance(node, _FunctionNode):
@@ -162,6 +223,8 @@ class _Writer:
 
     def _fields(self, node: ast.AST, skip: tuple[str, ...] = ()) -> str:
         if isinstance(node, ast.Constant):
+            if not self._numbers and isinstance(node.value, int | float | complex) and not isinstance(node.value, bool):
+                return "(Constant number)"
             return f"(Constant {type(node.value).__name__} {node.value!r})"
         parts = [type(node).__name__]
         for name, value in ast.iter_fields(node):

@@ -2,9 +2,11 @@
 
 In order: the reply reads, its edits apply whole and uniquely, the program keeps the convention and the static rules, differs
 from every earlier program, addresses the blocking required edit, claims nothing that stands refuted, runs on the truncated
-subject inside the sandbox, installs something that no earlier program installs there, really executes each mechanism it adds
-(replaced by its neutral, the installed tensors must change), and passes the probes of the required edits that it discharges.
-The first stage that fails refuses the candidate with exact reasons, which the proposer is shown once.
+subject inside the sandbox, installs what its parent installs when the mechanisms that it touches are at their neutrals, really
+executes each of them (`forge.execution`), installs something that no earlier program installs, and passes the probes of the
+required edits that it discharges. What the truncated subject does not show may stand in its later blocks: before a candidate
+is refused for that, the whole subject is asked, unscored and at no evaluator call. The first stage that fails refuses the
+candidate with exact reasons, which the proposer is shown once.
 """
 
 from __future__ import annotations
@@ -19,15 +21,27 @@ from forge import program_source
 from forge.desk import Desk, probe_evidence
 from forge.edits import apply_edits
 from forge.errors import ProgramProblem, ReplyProblem
+from forge.execution import Execution, Look, examine
 from forge.program_identity import ast_hash, mechanism_fingerprint, normalized_ast_hash
 from forge.proposers.base import Reply
 from forge.replies import ProposalReply, parse_proposal
 from forge.retaining import is_class_allowed
+from forge.scored import Scored, scored
 from forge.static_checks import static_problems
-from hypotheses.ledger import Ledger, NewProbeResult, NewProgram, NewScreening, Program
+from hypotheses.ledger import Evaluation, Ledger, NewProbeResult, NewProgram, NewScreening, Program
 from hypotheses.ledger.records import ProgramOrigin
-from hypotheses.probes import ProbeEvidence, ProbeResult, ProbeStatus, check_probe, probe_mechanism
+from hypotheses.probes import (
+    Probe,
+    ProbeEvidence,
+    ProbeResult,
+    ProbeStatus,
+    check_probe,
+    installs_the_same,
+    probe_mechanism,
+)
 from hypotheses.required_edits import BarredClaim, EditRecord, claim_is_barred
+
+WHOLE_RUN = "the run on the whole subject"
 
 
 class Refusal(Exception):
@@ -181,29 +195,31 @@ class Screener:
         passed, reason, evidence = self.smoke(program, allowed_class=rules.allowed_class)
         if not passed:
             raise Refusal("smoke", [f"The smoke run on the truncated subject ended so: {reason}"])
-        if evidence["smoke_digest"] in rules.earlier_smoke_digests:
-            raise Refusal(
-                "duplicate", ["On the truncated subject it installs exactly what an earlier program installs there."]
+        parent = self._parent(program)
+        discharged = [record for record in rules.open_edits if record.key in draft.proposal.discharges]
+        leaning_on = [claim.name for claim in draft.proposal.mechanisms]
+        leaning_on += [name for record in discharged if (name := probe_mechanism(record.edit.probe))]
+        whole = self._whole(parent, evidence) if parent is not None else None
+        if parent is not None:
+            shown = examine(
+                program,
+                parent,
+                twins=self.twin_program,
+                look=self._smoked,
+                where="the smoke run",
+                leaning_on=leaning_on,
             )
-        own = probe_evidence(evidence, program.source)
-        before = set(program_source.mechanisms(rules.incumbent))
-        twins = {name: self._twin(program, name, rules) for name in draft.added if name not in before}
-        idle = [name for name, twin in twins.items() if twin is not None and not _differs(own, twin)]
-        if idle:
-            raise Refusal(
-                "execution",
-                [
-                    f"Mechanism {name!r} does not execute: with its neutral in its place the smoke run installs the same."
-                    for name in idle
-                ],
-            )
+            if shown.idle and whole is not None:
+                shown = examine(
+                    program, parent, twins=self.twin_program, look=whole, where=WHOLE_RUN, leaning_on=leaning_on
+                )
+            _require_execution(shown)
+        self._require_new(program, evidence, rules, whole)
         answers: dict[str, ProbeResult] = {}
-        for record in rules.open_edits:
-            if record.key not in draft.proposal.discharges:
-                continue
-            name = probe_mechanism(record.edit.probe)
-            twin = twins.get(name) if name in twins else self._twin(program, name, rules) if name else None
-            answer = check_probe(record.edit.probe, own, knocked_out=twin)
+        for record in discharged:
+            answer = self._answer(record.edit.probe, program, self._smoked)
+            if answer.status is ProbeStatus.NOT_EXECUTED and whole is not None:
+                answer = self._answer(record.edit.probe, program, whole)
             answers[record.key] = answer
             self._ledger.record_probe_result(
                 NewProbeResult(
@@ -222,29 +238,127 @@ class Screener:
             )
         return answers
 
-    def _twin(self, program: Program, mechanism: str, rules: Rules) -> ProbeEvidence | None:
-        """Return the smoke evidence of the program with a mechanism at its neutral; None when it cannot run."""
-        twin = self.twin_program(program, (mechanism,))
-        if twin is None:
+    def examine_paid(
+        self, program: Program, evaluation: Evaluation, parent: Scored, *, turn: int, leaning_on: Sequence[str]
+    ) -> Execution:
+        """Return what a candidate's paid run shows of its mechanisms, its twins run on the whole subject beside it."""
+        return examine(
+            program,
+            parent.program,
+            twins=self.twin_program,
+            look=lambda other: self.paid_evidence(other, evaluation, parent, turn=turn),
+            where=WHOLE_RUN,
+            leaning_on=leaning_on,
+        )
+
+    def paid_evidence(
+        self, program: Program, evaluation: Evaluation, parent: Scored, *, turn: int
+    ) -> ProbeEvidence | str:
+        """Return the evidence of a program run as the candidate of `evaluation` was, or how the run ended."""
+        for paid in (evaluation, parent.evaluation):
+            result = scored(paid)
+            if paid.program_id == program.id and result is not None and _same_run(paid, evaluation):
+                return probe_evidence(result.evidence, program.source)
+        traced = self._desk.trace(program, draw=evaluation.draw, seed=evaluation.seed, turn=turn)
+        return probe_evidence(traced, program.source) if traced is not None else "it does not run to its end"
+
+    def _parent(self, program: Program) -> Program | None:
+        return self._ledger.program(program.parent_id) if program.parent_id is not None else None
+
+    def _smoked(self, program: Program) -> ProbeEvidence | str:
+        passed, reason, evidence = self.smoke(program, allowed_class="corrected")
+        return probe_evidence(evidence, program.source) if passed else reason
+
+    def _whole(self, parent: Program, smoked: dict[str, object]) -> Look | None:
+        """Return how to run programs as the parent's score was measured; None where the smoke run shows it all already."""
+        evaluations = self._ledger.evaluations(program_id=parent.id)
+        paid = next((paid for paid in evaluations if paid.split == "search" and scored(paid) is not None), None)
+        result = scored(paid) if paid is not None else None
+        if paid is None or result is None or not is_deeper(result.evidence, smoked):
             return None
-        passed, _, evidence = self.smoke(twin, allowed_class="corrected")
-        return probe_evidence(evidence, twin.source) if passed else None
+        draw, seed, evidence = paid.draw, paid.seed, result.evidence
+
+        def look(program: Program) -> ProbeEvidence | str:
+            if program.id == parent.id:
+                return probe_evidence(evidence, program.source)
+            traced = self._desk.look(program, draw=draw, seed=seed)
+            if not traced.outcome.is_scored:
+                return f"{traced.outcome.value}: {traced.reason}"
+            return probe_evidence(traced.evidence.to_json(), program.source)
+
+        return look
+
+    def _require_new(self, program: Program, smoked: dict[str, object], rules: Rules, whole: Look | None) -> None:
+        """Raise `Refusal` if the program installs what an earlier one installs, as far as any run can show."""
+        if smoked["smoke_digest"] not in rules.earlier_smoke_digests:
+            return
+        if whole is None:
+            raise Refusal(
+                "duplicate", ["On the truncated subject it installs exactly what an earlier program installs there."]
+            )
+        own = whole(program)
+        if isinstance(own, str):
+            raise Refusal(
+                "smoke", [f"On the truncated subject it does what an earlier program does; the whole one: {own}"]
+            )
+        for paid in self._ledger.evaluations():
+            result = scored(paid)
+            if result is None or paid.program_id in (None, program.id):
+                continue
+            assert paid.program_id is not None
+            earlier = self._ledger.program(paid.program_id)
+            if installs_the_same(own, probe_evidence(result.evidence, earlier.source)):
+                raise Refusal(
+                    "duplicate", ["On the whole subject it installs exactly what an earlier program installs."]
+                )
+
+    def _answer(self, probe: Probe, program: Program, look: Look) -> ProbeResult:
+        own = look(program)
+        if isinstance(own, str):
+            return ProbeResult(status=ProbeStatus.NOT_EXECUTED, detail=f"{WHOLE_RUN} ended so: {own}")
+        name = probe_mechanism(probe)
+        twin = self.twin_program(program, (name,)) if name else None
+        knocked_out = look(twin) if twin is not None else None
+        return check_probe(probe, own, knocked_out=None if isinstance(knocked_out, str) else knocked_out)
 
     def twin_program(self, program: Program, mechanisms: Sequence[str]) -> Program | None:
         """Return the stored program with mechanisms at their neutrals; None when it declares no such mechanism."""
         if not set(mechanisms) <= set(program.mechanisms):
             return None
+        names = [name for name in program.mechanisms if name in mechanisms]
         try:
-            source = program_source.knock_out(program.source, mechanisms)
+            source = program_source.knock_out(program.source, names)
         except ProgramProblem:
             return None
         return self.store(
-            source, origin="knockout", title=f"{program.title} without {', '.join(mechanisms)}", parent=program
+            source, origin="knockout", title=f"{program.title} without {', '.join(names)}", parent=program
         )
 
 
-def _differs(own: ProbeEvidence, twin: ProbeEvidence) -> bool:
-    return any(layer.get("digest") != twin.layers.get(name, {}).get("digest") for name, layer in own.layers.items())
+def is_deeper(evidence: dict[str, object], smoked: dict[str, object]) -> bool:
+    """Whether a run installed layers that the smoke run's truncated subject does not have."""
+    layers, seen = evidence.get("layers", {}), smoked.get("layers", {})
+    assert isinstance(layers, dict)
+    assert isinstance(seen, dict)
+    return bool(layers.keys() - seen.keys())
+
+
+def _require_execution(shown: Execution) -> None:
+    """Raise `Refusal` unless the mechanisms of a draft act and their neutrals are neutral."""
+    if shown.not_neutral:
+        raise Refusal(
+            "neutral",
+            [
+                f"Either a neutral does something, or the edit changes something outside its mechanisms: {shown.not_neutral}. "
+                "Let each neutral do what the program does without the mechanism, and put every change into a mechanism."
+            ],
+        )
+    if shown.idle:
+        raise Refusal("execution", [f"Mechanism {name!r} does not execute: {why}." for name, why in shown.idle.items()])
+
+
+def _same_run(one: Evaluation, other: Evaluation) -> bool:
+    return (one.draw, one.seed) == (other.draw, other.seed)
 
 
 def _check_required(proposal: ProposalReply, rules: Rules) -> None:

@@ -275,7 +275,7 @@ def same_problems(explanation: Explanation, width: float) -> list[str]:
         return []
     return [
         f"rivals {a!r} and {b!r} predict the same within the noise: for no control are their intervals more than "
-        f"{width:.2g} apart, which is how wide a measurement will be; add a control on which they part, or leave one out"
+        f"{width:.2g} apart, which a measurement would not tell; add a control on which they part, or leave one out"
         for a, b in same_rivals(explanation, width)
     ]
 

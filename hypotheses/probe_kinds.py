@@ -205,14 +205,19 @@ class LineProbe(_Model):
 class AbsentProbe(_Model):
     """A barred or removed mechanism left no mark at the place.
 
-    It is gone from the program (name and, where given, fingerprint), or its knocked-out twin installs the same tensors
-    there; and no layer there satisfies `mark` (a property that only the mechanism produces), under whatever name.
+    It is gone from the program (name and, where given, fingerprint and shape), or its knocked-out twin installs the same
+    tensors there; and no layer there satisfies `mark` (a property that only the mechanism produces), under whatever name.
+
+    fingerprint, shape: of the mechanism as `ProbeEvidence` has them; `with_fingerprint` fills them in.
+    others: fingerprints of what else the program held then, which may stay.
     """
 
     kind: Literal["absent"] = "absent"
     mechanism: MechanismName
     place: Place = EVERYWHERE
     fingerprint: str | None = None
+    shape: str | None = None
+    others: tuple[str, ...] = ()
     mark: ArtifactProbe | None = None
 
 

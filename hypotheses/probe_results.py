@@ -17,6 +17,8 @@ class ProbeEvidence:
     mechanisms: what the program declares in ``MECHANISMS``.
     source_names: names of the functions defined in its source.
     fingerprints: AST hash of each function after renaming of identifiers, by name.
+    shapes: the same with every number left out, by name.
+    events_left_out: how many events at the end of the run were too many to be kept.
     line_hits: traced lines by function, from the program's own process.
     """
 
@@ -25,6 +27,8 @@ class ProbeEvidence:
     mechanisms: tuple[str, ...] = ()
     source_names: frozenset[str] = frozenset()
     fingerprints: Mapping[str, str] = field(default_factory=dict)
+    shapes: Mapping[str, str] = field(default_factory=dict)
+    events_left_out: int = 0
     line_hits: Mapping[str, int] = field(default_factory=dict)
 
 

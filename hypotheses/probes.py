@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hypotheses.probe_kinds import (
@@ -48,14 +49,35 @@ __all__ = [
     "ProbeEvidence",
     "ProbeResult",
     "ProbeStatus",
+    "Removal",
     "check_control",
     "check_probe",
+    "installs_the_same",
     "probe_mechanism",
     "probe_problems",
+    "with_fingerprint",
 ]
 
 
-def check_probe(probe: Probe, evidence: ProbeEvidence, *, knocked_out: ProbeEvidence | None = None) -> ProbeResult:
+@dataclass(frozen=True, kw_only=True)
+class Removal:
+    """What a program was to be freed of a mechanism: runs of the one that had it, same seed and draw as the program's.
+
+    before: with the mechanism. without: with the mechanism at its neutral.
+    """
+
+    before: ProbeEvidence
+    without: ProbeEvidence
+
+
+def check_probe(
+    probe: Probe,
+    evidence: ProbeEvidence,
+    *,
+    knocked_out: ProbeEvidence | None = None,
+    not_neutral: str = "",
+    removal: Removal | None = None,
+) -> ProbeResult:
     """Answer one probe from the evidence of a run.
 
     Args:
@@ -63,11 +85,18 @@ def check_probe(probe: Probe, evidence: ProbeEvidence, *, knocked_out: ProbeEvid
         evidence: the run of the program.
         knocked_out: the run of the same program, same seed and draw, with the probe's mechanism replaced by its
             neutral; None when there was none or it did not finish, which leaves the question open.
+        not_neutral: why the program's neutrals are none; then a difference to `knocked_out` says nothing about the
+            mechanism.
+        removal: for `absent`, the program before; None leaves it to names and code.
     """
     if isinstance(probe, LineProbe):
         return _check_line(probe, evidence)
     if not evidence.layers:
         return _undetermined("the run left no artifact to look at")
+    if isinstance(probe, CallProbe | OrderProbe) and evidence.events_left_out:
+        return _undetermined(f"the last {evidence.events_left_out} calls of the run were too many to be kept")
+    if not_neutral and not isinstance(probe, ArtifactProbe) and probe_mechanism(probe) in evidence.mechanisms:
+        return _not_executed(not_neutral)
     if isinstance(probe, CallProbe):
         return _check_call(probe, evidence, knocked_out)
     if isinstance(probe, OrderProbe):
@@ -76,7 +105,33 @@ def check_probe(probe: Probe, evidence: ProbeEvidence, *, knocked_out: ProbeEvid
         return _check_artifact(probe, evidence)
     if isinstance(probe, KnockoutProbe):
         return _check_knockout(probe, evidence, knocked_out)
-    return _check_absent(probe, evidence, knocked_out)
+    return _check_absent(probe, evidence, knocked_out, removal)
+
+
+def installs_the_same(one: ProbeEvidence, other: ProbeEvidence) -> bool:
+    """Whether two runs installed the same in every layer; False where either left no artifact."""
+    if not one.layers or one.layers.keys() != other.layers.keys():
+        return False
+    return all(layer.get("digest") == other.layers[name].get("digest") for name, layer in one.layers.items())
+
+
+def with_fingerprint(probe: Probe, mechanisms: Mapping[str, str], shapes: Mapping[str, str] | None = None) -> Probe:
+    """Return the probe knowing what it is to find absent, whatever a proposer gave; other kinds as they are.
+
+    Args:
+        probe: of a required edit.
+        mechanisms: fingerprints of the functions of the program that is to lose one (`ProbeEvidence.fingerprints`).
+        shapes: the same with numbers left out (`ProbeEvidence.shapes`), so that another constant is no other mechanism.
+    """
+    if not isinstance(probe, AbsentProbe) or probe.mechanism not in mechanisms:
+        return probe
+    return probe.model_copy(
+        update={
+            "fingerprint": mechanisms[probe.mechanism],
+            "shape": (shapes or {}).get(probe.mechanism),
+            "others": tuple(sorted({value for name, value in mechanisms.items() if name != probe.mechanism})),
+        }
+    )
 
 
 def check_control(control: ProbeEvidence, base: ProbeEvidence, *, place: Place = EVERYWHERE) -> ProbeResult:
@@ -192,7 +247,9 @@ def _check_knockout(probe: KnockoutProbe, evidence: ProbeEvidence, knocked_out: 
     return _opposite(_compare_digests(evidence, knocked_out, probe.place, share=None, what=what))
 
 
-def _check_absent(probe: AbsentProbe, evidence: ProbeEvidence, knocked_out: ProbeEvidence | None) -> ProbeResult:
+def _check_absent(
+    probe: AbsentProbe, evidence: ProbeEvidence, knocked_out: ProbeEvidence | None, removal: Removal | None
+) -> ProbeResult:
     if probe.mark is not None:
         marked = [
             name
@@ -201,16 +258,74 @@ def _check_absent(probe: AbsentProbe, evidence: ProbeEvidence, knocked_out: Prob
         ]
         if marked:
             return _not_executed(f"{len(marked)} layers still bear its mark, such as {marked[0]}")
-    if probe.fingerprint is not None:
-        same = sorted(name for name, value in evidence.fingerprints.items() if value == probe.fingerprint)
-        if same and same != [probe.mechanism]:
-            return _not_executed(f"{same[0]!r} is the same mechanism under another name")
+    same = _again(probe, evidence)
+    if same is not None:
+        return _not_executed(f"{same!r} is the same mechanism under another name")
+    kept = _kept_layers(probe, evidence, removal)
+    if kept is not None:
+        return _not_executed(kept)
     if not _is_defined(probe.mechanism, evidence):
         return _executed(f"{probe.mechanism!r} is gone from the program")
     if knocked_out is None or not knocked_out.layers:
         return _undetermined(f"{probe.mechanism!r} is still defined, and no run without it shows whether it acts")
     what = f"knocking out {probe.mechanism!r}"
     return _opposite(_compare_digests(evidence, knocked_out, probe.place, share=None, what=what))
+
+
+def _again(probe: AbsentProbe, evidence: ProbeEvidence) -> str | None:
+    """Return the function that is the mechanism under another name, with the same or with other numbers in it."""
+    for name in sorted(evidence.fingerprints.keys() - {probe.mechanism}):
+        if probe.fingerprint is not None and evidence.fingerprints[name] == probe.fingerprint:
+            return name
+        # By shape only among mechanisms: the small helpers of a program look alike.
+        is_new = name in evidence.mechanisms and evidence.fingerprints[name] not in probe.others
+        if is_new and probe.shape is not None and evidence.shapes.get(name) == probe.shape:
+            return name
+    return None
+
+
+def _kept_layers(probe: AbsentProbe, evidence: ProbeEvidence, removal: Removal | None) -> str | None:
+    """Say where the layers that the mechanism made are still installed as it made them, if that is in half of them."""
+    if removal is None:
+        return None
+    made = [
+        name
+        for name in _layers_at(probe.place, evidence)
+        if name in removal.before.layers
+        and name in removal.without.layers
+        and removal.before.layers[name].get("digest") != removal.without.layers[name].get("digest")
+    ]
+    kept = [
+        name
+        for name in made
+        if _is_kept(evidence.layers[name], removal.before.layers[name], removal.without.layers[name])
+    ]
+    if not made or not _reaches(len(kept), len(made), _KEPT_SHARE):
+        return None
+    return (
+        f"{len(kept)} of the {len(made)} layers that {probe.mechanism!r} changed at {probe.place} "
+        f"are still installed as with it, such as {kept[0]}"
+    )
+
+
+_KEPT_SHARE = 0.5
+"""Share of the layers that a mechanism made from which on they count as still made by it."""
+_KEPT_NEARNESS = 0.05
+"""How near to the old error, as a part of what the mechanism changed it by, counts as the same install retuned."""
+
+
+def _is_kept(layer: Mapping[str, Any], before: Mapping[str, Any], without: Mapping[str, Any]) -> bool:
+    if layer.get("digest") == before.get("digest"):
+        return True
+    if layer.get("digest") == without.get("digest"):
+        return False
+    if any(layer.get(name) != before.get(name) for name in ("transform", "scale_rule", "code_rule", "rank")):
+        return False
+    now, then, gone = (one.get("weight_error") for one in (layer, before, without))
+    if now is None or then is None or gone is None or then == gone:
+        return False
+    # A comparison with NaN is false.
+    return bool(abs(now - then) <= _KEPT_NEARNESS * abs(then - gone))
 
 
 def _with_result_used(

@@ -168,14 +168,16 @@ def compare(
 
 
 bench_app = typer.Typer(
-    help="Time the kernels; count how often verdicts are right.", no_args_is_help=True, rich_markup_mode=None
+    help="Time the kernels; count how often verdicts are right; try to get past the probes.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 app.add_typer(bench_app, name="bench")
 
 
 @bench_app.callback()
 def bench() -> None:
-    """Measure what the project is made of: how fast its kernels are, how often its verdicts are right."""
+    """Measure what the project is made of: how fast kernels are, how often verdicts are right, what gets past the probes."""
 
 
 @bench_app.command()
@@ -212,6 +214,22 @@ def verdicts(
             _emit(document)
         else:
             Console().print(verdict_table(document))
+
+
+@bench_app.command()
+def probes(
+    out: Annotated[Path | None, typer.Option(help="Also keep the document in this JSON file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Try every known way to claim a change that does nothing, and show what screening and probes say (two minutes)."""
+    with told_in_one_sentence():
+        from forge.cli.probe_benching import bench_probes, probe_table
+
+        document = bench_probes(out=out)
+        if as_json:
+            _emit(document)
+        else:
+            Console().print(probe_table(document))
 
 
 @app.command()

@@ -100,6 +100,81 @@ def test_what_makes_no_control_is_refused_with_its_reason(fields: dict[str, obje
     assert words in str(info.value)
 
 
+SUBSTITUTE: dict[str, object] = {"kind": "substitute", "removes": ("shrink",)}
+HELPED = CHILD.replace("    return weight * 0.5", "    return half(weight)").replace(
+    "def without_shrink", "def half(weight):\n    return weight * SHARE\n\n\nSHARE = 0.5\n\n\ndef without_shrink"
+)
+CALL = "        weight = flip(shrink(session.weight(layer)))"
+
+
+@pytest.mark.parametrize(
+    ("child", "edits"),
+    [
+        (CHILD, (CALL, "        weight = flip(session.weight(layer) * 2)")),
+        (CHILD, (CALL, "        share = 2\n        weight = flip(session.weight(layer) * share)")),
+        (HELPED, ("    return weight * SHARE", "    return weight * 2")),
+        (HELPED, ("SHARE = 0.5", "SHARE = 2")),
+        (
+            CHILD,
+            ("    return weight * 0.5", "    return other(weight)\n\n\ndef other(weight):\n    return weight * 2"),
+        ),
+    ],
+)
+def test_a_substitute_may_change_what_it_removes_and_the_calls_of_it(child: str, edits: tuple[str, str]) -> None:
+    assert build(child, **SUBSTITUTE, edits=blocks(*edits)) == child.replace(*edits)
+
+
+@pytest.mark.parametrize(
+    ("edits", "words"),
+    [
+        (("    return -weight", "    return weight * 3"), "'shrink' is still there as it was"),
+        (("    return -weight", "    return weight * 3"), "it changes 'flip' too"),
+        (("    return weight * 0.5", "    return weight * 2", "    return -weight", "    return weight"), "'flip' too"),
+        ((CALL, "        weight = shrink(flip(session.weight(layer)))"), "'shrink' is still there as it was"),
+        (
+            (
+                "    return weight * 0.5",
+                "    return weight * 2",
+                'encode(weight, scale_rule="even")',
+                'encode(weight, scale_rule="floor")',
+            ),  # fmt: skip
+            "it changes 'quantize' too",
+        ),
+        (
+            (
+                "    return weight * 0.5",
+                "    return weight * 2",
+                "ActivationRule, encode",
+                "ActivationRule, gptq as encode",
+            ),
+            "it gives 'encode' another meaning",
+        ),
+        (
+            ("    return weight * 0.5", "    return weight * 2\n\n\ndef len(*a, **b):\n    return 0"),
+            "it binds 'len' anew",
+        ),
+    ],
+)
+def test_a_control_does_what_it_says_and_nothing_else(edits: tuple[str, ...], words: str) -> None:
+    changed = CHILD
+    pairs = list(zip(edits[::2], edits[1::2], strict=True))
+    for search, replace in pairs:
+        changed = changed.replace(search, replace)
+    # One block for the whole program: what counts is what changes, not how it is written.
+    with pytest.raises(ControlProblem, match="does not do what it says") as info:
+        build(**SUBSTITUTE, edits=blocks(CHILD.strip("\n"), changed.strip("\n")))
+    assert words in str(info.value)
+
+
+def test_a_substitute_in_the_parent_leaves_the_parents_mechanisms_alone() -> None:
+    parent = (
+        program_source.knock_out(CHILD, ()).replace('("shrink", "flip")', '("flip",)').replace("flip(shrink(", "(flip(")
+    )
+    edits = blocks("    return -weight", "    return weight * 3")
+    with pytest.raises(ControlProblem, match="it changes 'flip' too"):
+        build(CHILD, parent, **SUBSTITUTE, against="parent", edits=edits)
+
+
 def test_a_control_is_a_program_of_its_own() -> None:
     hashes = {
         ast_hash(source)

@@ -6,14 +6,19 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from hypotheses.probes import (
+    AbsentProbe,
     Place,
     Probe,
     ProbeEvidence,
+    ProbeResult,
     ProbeStatus,
+    Removal,
     check_control,
     check_probe,
+    installs_the_same,
     probe_mechanism,
     probe_problems,
+    with_fingerprint,
 )
 
 ROLES = {"q": "qkv", "k": "qkv", "v": "qkv", "o": "o", "gate": "gate_up", "up": "gate_up", "down": "down"}
@@ -244,22 +249,23 @@ def test_knockout_must_change_the_place() -> None:
     assert status(probe(**asked, expect="unchanged"), run(), run(layers=down)) == "not_executed"
 
 
-@pytest.mark.parametrize(
-    "evasion",
-    [
-        "dead code",
-        "if False",
-        "a second definition shadows it",
-        "its exception is caught",
-        "a stale import",
-        "only comments",
-    ],
-)
-def test_evasions_leave_the_installed_tensors_as_they_are(evasion: str) -> None:
-    """All of them look alike to trusted code: the function is there, and nothing depends on it."""
-    result = check_probe(probe(kind="knockout", mechanism="rotation"), run(), knocked_out=run())
-    assert result.status is ProbeStatus.NOT_EXECUTED, evasion
-    assert result.detail == "knocking out 'rotation' changes 0 of 14 layers at everywhere, 100% wanted"
+def test_a_difference_to_a_neutral_that_is_none_says_nothing() -> None:
+    """The neutral harms, so knocking the dead mechanism out changes every layer."""
+    why = "with 'rotation' at its neutral it installs other tensors than its parent"
+    twin = run(layers=layers(version="b"))
+    for asked in (
+        probe(kind="knockout", mechanism="rotation"),
+        probe(kind="knockout", mechanism="rotation", expect="unchanged"),
+        probe(kind="call", event={"op": "second_moment"}, mechanism="rotation"),
+        probe(kind="order", first={"op": "second_moment"}, then={"op": "install"}, mechanism="rotation"),
+        probe(kind="absent", mechanism="rotation"),
+    ):
+        result = check_probe(asked, run(), knocked_out=twin, not_neutral=why)
+        assert (result.status, result.detail) == (ProbeStatus.NOT_EXECUTED, why)
+    installed = probe(kind="artifact", property="rank", value=0)
+    assert check_probe(installed, run(), not_neutral=why).status is ProbeStatus.EXECUTED
+    plain = probe(kind="call", event={"op": "second_moment"})
+    assert check_probe(plain, run(), not_neutral=why).status is ProbeStatus.EXECUTED
 
 
 def test_knockout_without_a_twin_is_open() -> None:
@@ -337,7 +343,80 @@ def test_absent_finds_the_mechanism_under_another_name() -> None:
     assert status(probe(kind="absent", mechanism="rotation", mark=mark), clean) == "executed"
 
 
+def test_what_is_to_be_absent_is_known_by_its_code_whatever_the_proposer_gave() -> None:
+    asked = probe(kind="absent", mechanism="rotation", fingerprint="made up")
+    filled = with_fingerprint(asked, {"rotation": "f00d", "quantize": "beef"}, {"rotation": "5ha9e"})
+    assert isinstance(filled, AbsentProbe)
+    assert (filled.fingerprint, filled.shape, filled.others) == ("f00d", "5ha9e", ("beef",))
+    knockout = probe(kind="knockout", mechanism="rotation")
+    assert with_fingerprint(knockout, {"rotation": "f00d"}) is knockout
+    assert with_fingerprint(asked, {"quantize": "beef"}) is asked
+    assert READ.validate_json(READ.dump_json(filled)) == filled
+
+
+def test_absent_finds_the_mechanism_with_another_number_in_it() -> None:
+    asked = with_fingerprint(
+        probe(kind="absent", mechanism="rotation"), {"rotation": "f00d", "twist": "cafe"}, {"rotation": "5ha9e"}
+    )
+    retuned = run(
+        mechanisms=("spread",),
+        source_names=frozenset({"quantize", "spread"}),
+        fingerprints={"spread": "f00e"},
+        shapes={"spread": "5ha9e"},
+    )
+    found = check_probe(asked, retuned)
+    assert found.detail == "'spread' is the same mechanism under another name"
+    # A mechanism that was there beside it may look like it, and so may a function that is no mechanism.
+    beside = run(mechanisms=("twist",), source_names=frozenset({"twist"}), fingerprints={"twist": "cafe"},
+                 shapes={"twist": "5ha9e"})  # fmt: skip
+    assert status(asked, beside) == "executed"
+    helper = run(mechanisms=(), source_names=frozenset({"helper"}), fingerprints={"helper": "f00e"},
+                 shapes={"helper": "5ha9e"})  # fmt: skip
+    assert status(asked, helper) == "executed"
+
+
+def test_absent_compares_what_is_installed_with_the_program_before() -> None:
+    """Rewritten so that no code gives it away: the layers tell."""
+    before, without = run(), run(layers=layers(version="b", transform=[], weight_error=0.03))
+    removal = Removal(before=before, without=without)
+    asked = probe(kind="absent", mechanism="rotation")
+
+    def gone(rows: dict[str, dict[str, Any]]) -> ProbeResult:
+        program = run(mechanisms=(), source_names=frozenset({"quantize"}), layers=rows)
+        return check_probe(asked, program, removal=removal)
+
+    assert gone(layers(version="b", transform=[], weight_error=0.03)).status is ProbeStatus.EXECUTED
+    assert gone(layers(version="c", transform=["permutation"])).status is ProbeStatus.EXECUTED  # something else
+    assert gone(layers(version="c", weight_error=0.02)).status is ProbeStatus.EXECUTED
+    retuned = gone(layers(version="c", weight_error=0.0101))
+    assert retuned.status is ProbeStatus.NOT_EXECUTED
+    assert retuned.detail == (
+        "14 of the 14 layers that 'rotation' changed at everywhere are still installed as with it, such as blocks.0.down"
+    )
+    assert gone(layers()).status is ProbeStatus.NOT_EXECUTED
+
+
 # all
+
+
+def test_events_that_were_cut_leave_calls_and_orders_open() -> None:
+    cut = run(events=tuple(events())[:3], events_left_out=9)
+    for asked in (
+        probe(kind="call", event={"op": "second_moment"}),
+        probe(kind="call", event={"op": "fold"}),
+        probe(kind="order", first={"op": "second_moment"}, then={"op": "install"}),
+    ):
+        result = check_probe(asked, cut)
+        assert result.status is ProbeStatus.UNDETERMINED
+        assert result.detail == "the last 9 calls of the run were too many to be kept"
+    assert status(probe(kind="artifact", property="rank", value=0), cut) == "executed"
+
+
+def test_runs_install_the_same_or_not() -> None:
+    assert installs_the_same(run(), run(events=()))
+    assert not installs_the_same(run(), run(layers=layers(version="b")))
+    assert not installs_the_same(run(), run(layers=layers(num_blocks=1)))
+    assert not installs_the_same(run(layers={}), run(layers={}))
 
 
 def test_a_run_without_an_artifact_answers_nothing() -> None:

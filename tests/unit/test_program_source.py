@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from forge import program_source as ps
+from forge.program_identity import mechanism_shape
 
 PROGRAM = '''"""A program."""
 
@@ -252,3 +253,20 @@ def test_diff_is_unified_and_empty_for_the_same_text() -> None:
     assert ps.diff(PROGRAM, PROGRAM.replace("\n", "\r\n")) == ""
     text = ps.diff(PROGRAM, PROGRAM.replace("* 2", "* 3"))
     assert "-    return value * 2  # twice\n+    return value * 3  # twice\n" in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("value * 2", "value * 2.0001", True),
+        ("SIZE = 32", "SIZE = -64", True),
+        ("value * 2", "value + 2", False),
+        ("value * 2", "value * True", False),
+        ("hadamard(x, size)", "hadamard(x, 'size')", False),
+    ],
+)
+def test_a_shape_leaves_numbers_out_and_nothing_else(old: str, new: str, same: bool) -> None:
+    changed = PROGRAM.replace(old, new).replace("rotate", "turn")
+    assert changed != PROGRAM
+    assert (mechanism_shape(changed, "turn") == mechanism_shape(PROGRAM, "rotate")) is same
+    assert ps.mechanism_fingerprint(changed, "turn") != ps.mechanism_fingerprint(PROGRAM, "rotate")

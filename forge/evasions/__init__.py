@@ -1,0 +1,1 @@
+"""Programs that only look as if their mechanism acted, and what screening and probes say of each: ``quantforge bench probes``."""
