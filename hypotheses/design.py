@@ -26,7 +26,7 @@ from hypotheses.set_cover import Array, cheapest_cover
 
 Pair = tuple[str, str]
 """Two hypothesis keys in alphabetical order."""
-SHARE = 0.5
+SHARE = 0.4
 """Of the expected width, by which two predictions must be apart for a control to separate them."""
 AT_ODDS = 4
 """Controls, where so many are on offer, over which a separated pair should be at odds."""

@@ -80,7 +80,7 @@ class PredictionCheck:
 
     measured: Fieller's interval at `level`; None when unbounded.
     failed: rejected by Holm. counts: whether that speaks against the hypothesis (see interaction).
-    fits: `measured` lies inside `predicted` widened by half of `design_width`.
+    fits: `measured` lies inside `predicted` widened by half of `design_width`, and `estimate` nearly inside `predicted`.
     separates: rivals whose predictions for this control are disjoint from this one by more than `design.SHARE` of the design
         width.
     """

@@ -9,12 +9,13 @@ Rule ``verdict/3``, for one observation with its confirmed effect and its regist
    measured on the chunks of the confirmation, so the set takes the covariance of the two effects into account.
 3. A knockout and a knockin of the same mechanism should share the child's effect between them. Where they do not
    (interaction), a failed prediction for one of the two counts only when the hypothesis failed on the other as well.
-4. A hypothesis *fits* when none of its predictions failed and every measured interval lies inside its prediction widened by half
-   the expected width. Where a prediction fails, either the cause is wrong or the number was, and the control cannot say which.
-   So a hypothesis falls only where another one stands: *refuted* when a prediction failed and counts, and a rival fits that some
-   executed control was to separate from it. *Supported*: it fits, every rival is refuted, and from each of them some executed
-   control was to separate it. Otherwise *inconclusive*. Without any evidence: *not executed* where a scored run's probe found no
-   change, *invalid* where every run failed, *inconclusive* where none was run.
+4. A hypothesis *fits* when none of its predictions failed, every measured interval lies inside its prediction widened by half the
+   expected width, and every estimate lies inside its prediction to within `EXACTNESS`. Where a prediction fails, either the cause
+   is wrong or the number was, and the control cannot say which. So a hypothesis falls only where another one stands: *refuted*
+   when a prediction failed and counts, and a rival fits that some executed control was to separate from it. *Supported*: it fits,
+   every rival is refuted, and from each of them some executed control was to separate it. Otherwise *inconclusive*. Without any
+   evidence: *not executed* where a scored run's probe found no change, *invalid* where every run failed, *inconclusive* where
+   none was run.
 
 Where every prediction fails, "none of these" survives. How often this errs is counted in worlds whose truth is known, see
 `forge.worlds`.
@@ -60,6 +61,10 @@ __all__ = [
     "VerdictStatus",
     "decide",
 ]
+
+
+EXACTNESS = 0.05
+"""How exact the ends of a predicted interval are meant, as a share of the child's effect."""
 
 
 def decide(
@@ -268,7 +273,8 @@ def _check_predictions(
 def _fits(retained: RetainedEffect, predicted: Interval, width: float) -> bool:
     if retained.interval is None or not math.isfinite(width):
         return False
-    return predicted.widened(width / 2).contains(retained.interval)
+    is_near = retained.estimate is not None and predicted.widened(EXACTNESS).contains(retained.estimate)
+    return is_near and predicted.widened(width / 2).contains(retained.interval)
 
 
 def _stands(mine: tuple[PredictionCheck, ...]) -> bool:
@@ -310,7 +316,7 @@ def _judge(
         check = misfit[0]
         return VerdictStatus.INCONCLUSIVE, (
             f"not refuted, but {_tell(check)}, not inside its own prediction {check.predicted} "
-            f"widened by {check.design_width / 2:.3f}"
+            f"widened by {check.design_width / 2:.3f} with the estimate inside to {EXACTNESS}"
         )
     separated = {rival for check in mine for rival in check.separates}
     together = [rival for rival in checks if rival != key and rival not in separated]

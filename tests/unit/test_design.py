@@ -245,7 +245,7 @@ def test_separated_pairs_are_put_at_odds_over_several_controls() -> None:
     assert plan.chosen == ("x", "y", "z")
     assert plan.separated == {("a", "b"): ("x",)}
     assert plan.at_odds == {("a", "b"): ("x", "y", "z")}
-    assert plan.not_chosen == {"u": "separates no pair of rivals by more than 0.50 of the expected measurement width"}
+    assert plan.not_chosen == {"u": "separates no pair of rivals by more than 0.40 of the expected measurement width"}
     assert plan.reason == (
         "5 calls separate 1 of 1 pairs, the least that separates every separable pair and puts it at odds over several;"
         " separating alone costs 1"
