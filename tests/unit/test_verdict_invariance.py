@@ -150,7 +150,7 @@ def test_the_cases_reach_what_the_property_is_about() -> None:
     seen: set[str] = set()
     numbers = count()
 
-    @settings(max_examples=120, deadline=None, database=None, derandomize=True)
+    @settings(max_examples=250, deadline=None, database=None, derandomize=True)
     @given(cases())
     def look(case: Case) -> None:
         for verdict in verdicts_of(case, random.Random(next(numbers))):
