@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 
 from forge import prompting
 from forge.asking import Asker
-from forge.controls import ControlProblem, build_control
 from forge.desk import Desk
 from forge.digest import ledger_digest
 from forge.errors import ReplyProblem
@@ -141,9 +140,8 @@ class Interview:
             reply = self._asker.explain(f"turn-{turn}/explain/{attempt}", prompting.with_prompt(request))
             try:
                 parsed = parse_explanation(reply.text, finish_reason=reply.finish_reason)
-                _check_controls(parsed, parent, child, idle)
+                _check_controls(parsed, parent, child, idle, trial)
                 _check_predictions(parsed.explanation, width, is_repair=attempt > 0)
-                _require_no_problems(trial(parsed.explanation))
             except ReplyProblem as problem:
                 problems, previous = problem.problems, reply.text
                 self._record(turn, attempt, problems)
@@ -202,15 +200,17 @@ def _check_predictions(explanation: Explanation, width: float, *, is_repair: boo
 
 
 def _check_controls(
-    reply: ExplanationReply, parent: Scored, child: Scored, idle: Mapping[str, str] | None = None
+    reply: ExplanationReply,
+    parent: Scored,
+    child: Scored,
+    idle: Mapping[str, str],
+    trial: Callable[[Explanation], Mapping[str, str]],
 ) -> None:
-    """Raise `ReplyProblem` when a reply is about mechanisms that are not there, or a control cannot be made of the programs."""
-    problems = _unknown_mechanisms(reply, parent, child, idle or {})
-    for control in reply.explanation.controls:
-        try:
-            build_control(control, parent=parent.program.source, child=child.program.source)
-        except ControlProblem as problem:
-            problems.append(str(problem))
+    """Raise `ReplyProblem` when a reply is about mechanisms that are not there, or any of its controls cannot be used."""
+    problems = _unknown_mechanisms(reply, parent, child, idle)
+    for key, reason in trial(reply.explanation).items():
+        # What keeps a control from being made at all names it already.
+        problems.append(reason if repr(key) in reason else f"control {key!r} cannot be used: {reason}")
     if problems:
         raise ReplyProblem(problems)
 
@@ -240,12 +240,6 @@ def _unknown_mechanisms(reply: ExplanationReply, parent: Scored, child: Scored, 
                 f"program has; they have: {listed}."
             )
     return problems
-
-
-def _require_no_problems(problems: Mapping[str, str]) -> None:
-    """Raise `ReplyProblem` when a control cannot be used."""
-    if problems:
-        raise ReplyProblem([f"control {key!r} cannot be used: {reason}" for key, reason in problems.items()])
 
 
 def _verdict(mechanism: str, cause: str, status: str, reason: str) -> Verdict:
