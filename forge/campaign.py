@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forge import program_source
 from forge.confirming import Confirmer, Declaration
 from forge.continuity import require_all_met
-from forge.desk import Call, Desk, probe_evidence
+from forge.desk import Call, Desk
+from forge.discharging import Discharger
 from forge.errors import ProposerError, ProposerExhausted
 from forge.explaining import Explainer
 from forge.interview import Interview
@@ -24,7 +26,7 @@ from forge.progress import Progress
 from forge.recipe import Recipe
 from forge.replies import ProposalReply
 from forge.required import EditBoard
-from forge.retaining import Retention, judge
+from forge.retaining import Retention, is_loss, judge
 from forge.scored import Scored, scored
 from forge.screening import Draft, Refusal, Rules, Screener, read_draft
 from hypotheses.ledger import (
@@ -35,11 +37,9 @@ from hypotheses.ledger import (
     Ledger,
     NewIncumbent,
     NewNote,
-    NewProbeResult,
     NewProposal,
     Program,
 )
-from hypotheses.probes import ProbeStatus, check_probe, probe_mechanism
 from hypotheses.required_edits import EditRecord
 
 SIMPLIFYING = ("remove", "replace")
@@ -92,6 +92,7 @@ class Campaign:
         self._confirmer = confirmer
         self._noise = noise
         self._progress = progress
+        self._discharger = Discharger(ledger, desk, screener, board, progress)
 
     def run(self) -> Ending:
         """Walk turns until something ends the campaign, declare its best, and note what ended it: for good, or for now.
@@ -120,6 +121,7 @@ class Campaign:
             if self._confirmer.spendable() < 1:
                 return Ending(reason="the last evaluator call is kept to measure the best program again")
             size = self._turns_at_once(turn)
+            blocking = self._blocking()
             try:
                 spent = self._turns(range(turn, turn + size))
             except ProposerExhausted as done:
@@ -128,8 +130,14 @@ class Campaign:
                 return Ending(reason=f"the proposer cannot go on: {error}", failed=True)
             except BudgetExhausted:
                 return Ending(reason="all evaluator calls are spent")
+            if blocking is not None and not spent:
+                # Whether the edit or the proposer is to blame, nobody can tell; the edit gives way first.
+                after = self._board.refused(blocking, turn=turn)
+                if not after.blocks:
+                    self._progress.milestone(f"required edit {blocking.key} blocks no more: {after.note}")
+            else:
+                refused_in_a_row = 0 if spent else refused_in_a_row + size
             turn += size
-            refused_in_a_row = 0 if spent else refused_in_a_row + size
             if refused_in_a_row >= rules.max_consecutive_refusals:
                 return Ending(
                     reason=f"{refused_in_a_row} turns in a row ended without a program to evaluate", failed=True
@@ -138,11 +146,16 @@ class Campaign:
 
     def _turns_at_once(self, turn: int) -> int:
         """Return how many turns to draft before any is evaluated; one while a required edit blocks the line."""
-        if any(record.blocks for record in self._board.open()):
+        if self._blocking() is not None:
             return 1
         return min(
             self._recipe.evaluation.workers, self._confirmer.spendable(), self._recipe.campaign.max_turns - turn + 1
         )
+
+    def _blocking(self) -> EditRecord | None:
+        """Return the required edit that every candidate of the incumbent must address now."""
+        first = next(iter(self._board.open(program_source.mechanisms(self.incumbent().program.source))), None)
+        return first if first is not None and first.blocks else None
 
     def _declare(self, turn: int) -> None:
         """Measure the best program again where that is due, and say which one the campaign stands for."""
@@ -251,9 +264,11 @@ class Campaign:
         )
 
     def _rules(self, incumbent: Scored) -> Rules:
-        # A control that was written down but never run has been tried by nobody; twins exist to be compared, not to be tried.
-        evaluated = {evaluation.program_id for evaluation in self._ledger.evaluations()}
-        tried = [p for p in self._ledger.programs() if p.origin in ("seed", "candidate") or p.id in evaluated]
+        # What was refused may come back mended in its claims alone. A control that was written down but never run has been
+        # tried by nobody; twins exist to be compared, not to be tried.
+        taken = {evaluation.program_id for evaluation in self._ledger.evaluations()}
+        taken |= {proposal.program_id for proposal in self._ledger.proposals(status="accepted")}
+        tried = [p for p in self._ledger.programs() if p.origin == "seed" or p.id in taken]
         digests = {
             str(screening.evidence.get("smoke_digest"))
             for program in tried
@@ -262,7 +277,7 @@ class Campaign:
         }
         return Rules(
             incumbent=incumbent.program.source,
-            open_edits=self._board.open(),
+            open_edits=self._board.open(program_source.mechanisms(incumbent.program.source)),
             barred=self._interview.barred(),
             earlier_ast_hashes=frozenset(program.ast_hash for program in tried),
             earlier_smoke_digests=frozenset(digests),
@@ -278,10 +293,13 @@ class Campaign:
         if result is None:
             assert evaluation.result is not None
             self._progress.milestone(f"{program.title}: {evaluation.result.outcome}. {evaluation.result.reason}")
+            self._discharger.check(turn, program, evaluation, parent, addressed)
+            self._discharger.count_untested(turn, program, evaluation, addressed)
             return
         effect = effect_on(parent.result, result, self._noise)
         sigma = self._recipe.statistics.promotion_sigma
-        executed = self._check_edits(turn, program, evaluation, addressed, worse=effect.z < -sigma)
+        worse = is_loss(effect, promotion_sigma=sigma, noise_floor=self._noise.floor)
+        executed = self._discharger.check(turn, program, evaluation, parent, addressed, worse=worse)
         incumbent = self.incumbent()
         retention = judge(
             effect_on(incumbent.result, result, self._noise),
@@ -298,6 +316,7 @@ class Campaign:
         if effect.z >= self._recipe.statistics.trigger_sigma or surprising:
             claims = tuple((claim.name, claim.cause) for claim in proposal.mechanisms)
             self._explainer.explain(turn, parent, child, claims)
+        self._discharger.count_untested(turn, program, evaluation, addressed)
 
     def _retain(self, turn: int, program: Program, evaluation: Evaluation, retention: Retention) -> None:
         if retention.promoted:
@@ -310,39 +329,6 @@ class Campaign:
                 NewNote(turn=turn, topic="retain", text=f"{program.id} not promoted: {retention.reason}")
             )
             self._progress.milestone(f"{program.title} not promoted: {retention.reason}")
-
-    def _check_edits(
-        self, turn: int, program: Program, evaluation: Evaluation, addressed: list[EditRecord], *, worse: bool
-    ) -> list[EditRecord]:
-        """Hold the paid run to the required edits that it says it discharges; return those that executed."""
-        result = scored(evaluation)
-        assert result is not None
-        own = probe_evidence(result.evidence, program.source)
-        executed = []
-        for record in addressed:
-            twin = None
-            name = probe_mechanism(record.edit.probe)
-            twin_program = self._screener.twin_program(program, (name,)) if name else None
-            if twin_program is not None:
-                traced = self._desk.trace(twin_program, draw=evaluation.draw, seed=evaluation.seed, turn=turn)
-                twin = probe_evidence(traced, twin_program.source) if traced is not None else None
-            answer = check_probe(record.edit.probe, own, knocked_out=twin)
-            self._ledger.record_probe_result(
-                NewProbeResult(
-                    target_id=record.key,
-                    program_id=program.id,
-                    evaluation_id=evaluation.id,
-                    kind=record.edit.probe.kind,
-                    status=answer.status.value,
-                    detail=answer.detail,
-                    provisional=False,
-                )
-            )
-            after = self._board.attempted(record, answer, worse=worse, turn=turn, program_id=program.id)
-            self._progress.milestone(f"required edit {record.key}: {after.state.value}. {answer.detail}")
-            if answer.status is ProbeStatus.EXECUTED and not answer.advisory:
-                executed.append(record)
-        return executed
 
     def _show_state(self, incumbent: Scored) -> None:
         result = incumbent.result

@@ -8,12 +8,16 @@ computed; the proposer has no say in it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from forge.confirming import CONFIRMATION_SPLIT, Confirmation, Confirmer
 from forge.controls import BITS_TOLERANCE, ControlProblem, build_control
 from forge.desk import Call, Desk, probe_evidence
+from forge.discharging import Discharger
 from forge.interview import Interview
 from forge.measured_effects import control_effect, effect_on, planned_width
 from forge.noise import NoiseModel
+from forge.program_identity import ast_hash, mechanism_fingerprint
 from forge.progress import Progress
 from forge.recipe import Statistics
 from forge.replies import ExplanationReply
@@ -38,8 +42,9 @@ from hypotheses.ledger import (
     Registration,
 )
 from hypotheses.predictions import Control, Explanation
+from hypotheses.probe_kinds import EVERYWHERE, Place
 from hypotheses.probes import ProbeStatus, check_control
-from hypotheses.required_edits import check_required_edit
+from hypotheses.required_edits import RequiredEdit, check_required_edit, default_edits, refine_instead
 from hypotheses.verdicts import ControlMeasurement, Verdict, VerdictStatus, decide
 
 
@@ -69,6 +74,7 @@ class Explainer:
         self._statistics = statistics
         self._progress = progress
         self._seed = seed
+        self._discharger = Discharger(ledger, desk, screener, board, progress)
 
     def explain(self, turn: int, parent: Scored, child: Scored, claims: tuple[tuple[str, str], ...]) -> None:
         """Confirm the child's effect, and when it holds turn it into verdicts and required edits."""
@@ -199,7 +205,7 @@ class Explainer:
             except ControlProblem as problem:
                 problems[control.key] = str(problem)
                 continue
-            twin = made.setdefault(source, control.key)
+            twin = made.setdefault(ast_hash(source), control.key)
             if twin != control.key:
                 problems[control.key] = f"it is the same program as control {twin!r}"
                 continue
@@ -351,6 +357,7 @@ class Explainer:
         """Turn verdicts into required edits: as the proposer worded them, where grammar and probe hold."""
         by_name = {hypothesis.name: hypothesis.id for hypothesis in registration.hypotheses}
         by_key = {verdict.hypothesis: verdict for verdict in verdicts}
+        self._discharger.settle(turn, verdicts, child)
         incumbent = self._ledger.incumbent()
         if incumbent is None or incumbent.program_id != child.program.id:
             self._note(
@@ -359,18 +366,25 @@ class Explainer:
                 "the explained program is not the incumbent: its claims are judged, nothing is required",
             )
             return
-        evidence = probe_evidence(child.result.evidence, child.program.source)
-        wanted = []
+        wanted: list[tuple[RequiredEdit, str]] = []
+        worded = set()
         for wish in reply.required_edits:
             verdict = by_key.get(wish.hypothesis)
             if verdict is None or verdict.status.value != wish.verdict:
                 continue
-            problems = check_required_edit(wish.edit, verdict, mechanisms=child.program.mechanisms, incumbent=evidence)
+            problems = self._edit_problems(turn, wish.edit, verdict, child)
             if problems:
                 self._note(turn, "required edit", f"not taken: {'; '.join(problems)}")
             else:
                 wanted.append((wish.edit, by_name[wish.hypothesis]))
-        for record in self._board.require(wanted, observation_id=observation.id, turn=turn):
+                worded.add(wish.hypothesis)
+        silent = [verdict for verdict in verdicts if verdict.hypothesis not in worded]
+        wanted += [
+            (edit, by_name[verdict.hypothesis])
+            for edit, verdict in self._default_edits(turn, verdicts, silent, reply.explanation, child)
+        ]
+        fingerprints = {name: mechanism_fingerprint(child.program.source, name) for name in child.program.mechanisms}
+        for record in self._board.require(wanted, observation_id=observation.id, turn=turn, fingerprints=fingerprints):
             how = "blocking" if record.blocks else "open"
             self._progress.milestone(
                 f"  required edit {record.key} ({how}): {record.edit.kind} {record.edit.mechanism}: {record.edit.wording}"
@@ -378,6 +392,52 @@ class Explainer:
         refuted = [v for v in verdicts if v.status is VerdictStatus.REFUTED]
         for verdict in refuted:
             self._progress.milestone(f"  barred from now on: {verdict.mechanism} through {verdict.cause}")
+
+    def _default_edits(
+        self,
+        turn: int,
+        verdicts: Sequence[Verdict],
+        silent: Sequence[Verdict],
+        explanation: Explanation,
+        child: Scored,
+    ) -> Iterator[tuple[RequiredEdit, Verdict]]:
+        """Yield what the verdicts call for that the proposer worded no edit for, each with its verdict."""
+        if all(verdict.status not in (VerdictStatus.SUPPORTED, VerdictStatus.REFUTED) for verdict in silent):
+            return
+        for edit in default_edits(verdicts, explanation, worst=self._worst_place(child)):
+            verdict = next(v for v in verdicts if v.claim == (edit.mechanism, edit.cause))
+            if verdict not in silent:
+                continue
+            problems = self._edit_problems(turn, edit, verdict, child)
+            if problems and edit.kind == "extend":
+                edit = refine_instead(edit)
+                problems = self._edit_problems(turn, edit, verdict, child)
+            if problems:
+                text = f"nothing follows from {verdict.cause} ({verdict.mechanism}): {'; '.join(problems)}"
+                self._note(turn, "required edit", text)
+            else:
+                yield edit, verdict
+
+    def _edit_problems(self, turn: int, edit: RequiredEdit, verdict: Verdict, child: Scored) -> list[str]:
+        """Return why an edit cannot be required of the child's children; its probe is asked of the child first."""
+        own = probe_evidence(child.result.evidence, child.program.source)
+        mechanisms = child.program.mechanisms
+        problems = check_required_edit(edit, verdict, mechanisms=mechanisms, incumbent=own)
+        if problems:
+            return problems
+        twin = self._discharger.twin(turn, child.program, child.evaluation, edit)
+        return check_required_edit(edit, verdict, mechanisms=mechanisms, incumbent=own, incumbent_knocked_out=twin)
+
+    def _worst_place(self, child: Scored) -> Place:
+        """Return the role whose layers err most in the child, by its error map."""
+        artifact = child.result.artifact_hash
+        joint: dict[str, list[float]] = {}
+        for row in self._desk.error_map(artifact) if artifact else ():
+            joint.setdefault(row.role, []).append(row.joint)
+        if not joint:
+            return EVERYWHERE
+        worst = max(joint, key=lambda role: (sum(joint[role]) / len(joint[role]), role))
+        return Place.model_validate({"roles": (worst,)})
 
     def _announce(self, explanation: Explanation, design: Design) -> None:
         for hypothesis in explanation.hypotheses:

@@ -9,21 +9,21 @@ from __future__ import annotations
 from forge import prompting
 from forge.asking import Asker
 from forge.controls import ControlProblem, build_control
-from forge.desk import Desk
+from forge.desk import Desk, probe_evidence
 from forge.digest import ledger_digest
 from forge.errors import ReplyProblem
 from forge.program_identity import mechanism_fingerprint
 from forge.program_source import mechanisms
 from forge.proposers.base import ExplanationRequest, MeasuredEffect, ProposalRequest, Reply
 from forge.recipe import Recipe
-from forge.replies import ExplanationReply, parse_explanation
+from forge.replies import ExplanationReply, awaited_verdict, parse_explanation
 from forge.scored import Scored
 from forge.screening import Rules, added_mechanisms
 from hypotheses.effects import PairedEffect
 from hypotheses.ledger import Ledger, NewNote, NewProposal, Observation
 from hypotheses.predictions import Explanation
-from hypotheses.required_edits import BarredClaim, barred_claims
-from hypotheses.verdicts import Verdict, VerdictStatus
+from hypotheses.required_edits import BarredClaim, JudgedClaim, barred_claims, check_required_edit
+from hypotheses.verdicts import VerdictStatus
 
 
 class Interview:
@@ -130,6 +130,7 @@ class Interview:
             try:
                 parsed = parse_explanation(reply.text, finish_reason=reply.finish_reason)
                 _check_controls(parsed.explanation, parent, child)
+                _check_edits(parsed, child)
             except ReplyProblem as problem:
                 problems, previous = problem.problems, reply.text
                 self._record(turn, attempt, problems)
@@ -142,20 +143,26 @@ class Interview:
         return None
 
     def barred(self) -> frozenset[BarredClaim]:
-        """Return every claim that stands refuted, with the fingerprint of the mechanism where it was refuted."""
-        barred: set[BarredClaim] = set()
+        """Return every claim that stands refuted, with the mechanism as it was where it was refuted last."""
         rows = {row.id: row for row in self._ledger.hypotheses()}
-        for observation in self._ledger.observations():
-            source = self._ledger.program(observation.program_id).source
-            declared = mechanisms(source)
-            verdicts = [
-                _verdict(rows[row.hypothesis_id].mechanism, rows[row.hypothesis_id].cause, row.status, row.reason)
-                for row in self._ledger.verdicts(observation.id)
-            ]
-            barred |= barred_claims(
-                verdicts, fingerprints={name: mechanism_fingerprint(source, name) for name in declared}
+        programs = {row.id: row.program_id for row in self._ledger.observations()}
+        judged = []
+        for verdict in self._ledger.verdicts():
+            hypothesis = rows[verdict.hypothesis_id]
+            program = programs[verdict.observation_id]
+            source = self._ledger.program(program).source
+            judged.append(
+                JudgedClaim(
+                    mechanism=hypothesis.mechanism,
+                    cause=hypothesis.cause,
+                    status=VerdictStatus(verdict.status),
+                    fingerprint=mechanism_fingerprint(source, hypothesis.mechanism)
+                    if hypothesis.mechanism in mechanisms(source)
+                    else None,
+                    program=program,
+                )
             )
-        return frozenset(barred)
+        return barred_claims(judged)
 
     def _record(self, turn: int, attempt: int, problems: tuple[str, ...]) -> None:
         self._ledger.record_proposal(
@@ -183,16 +190,14 @@ def _check_controls(explanation: Explanation, parent: Scored, child: Scored) -> 
         raise ReplyProblem(problems)
 
 
-def _verdict(mechanism: str, cause: str, status: str, reason: str) -> Verdict:
-    """Return a stored verdict as far as barring needs it."""
-    return Verdict(
-        rule="",
-        hypothesis=cause,
-        mechanism=mechanism,
-        cause=cause,
-        status=VerdictStatus(status),
-        reason=reason,
-        alpha=0.0,
-        checks=(),
-        survivors=(),
-    )
+def _check_edits(reply: ExplanationReply, child: Scored) -> None:
+    """Raise `ReplyProblem` when a required edit could not be taken whatever the verdict: told while it can be mended."""
+    evidence = probe_evidence(child.result.evidence, child.program.source)
+    problems = []
+    for wish in reply.required_edits:
+        verdict = awaited_verdict(wish, reply.explanation.hypothesis(wish.hypothesis).mechanism)
+        found = check_required_edit(wish.edit, verdict, mechanisms=child.program.mechanisms, incumbent=evidence)
+        name = f"'if {wish.hypothesis} {wish.verdict}: {wish.edit.kind} {wish.edit.mechanism} ...'"
+        problems += [f"Required edit {name}: {problem}." for problem in found]
+    if problems:
+        raise ReplyProblem(problems)

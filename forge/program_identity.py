@@ -2,7 +2,8 @@
 
 `ast_hash` ignores comments, docstrings and formatting. `normalized_ast_hash` also ignores names, annotations, the order
 of definitions and code that is never reached: the same program under other words. `mechanism_fingerprint` does that for
-one function with all it calls, so that a refuted mechanism is known again under another name.
+one function with all it calls, so that a refuted mechanism is known again under another name. `own_fingerprint` leaves out
+what the mechanism shares with other code, so that a mechanism counts as altered only where its own code was.
 
 The canonical text is our own (not `ast.dump`, whose form changes between Python versions): every node as
 ``(Type field ...)`` without empty fields. Local names become numbers in the order they appear within their scope; names
@@ -52,6 +53,21 @@ def mechanism_fingerprint(source: str, name: str) -> str:
     return _digest(definitions.canonical((name,)))
 
 
+def own_fingerprint(source: str, name: str) -> str:
+    """Return the sha256 of the top-level function `name` and what the program reaches through it alone.
+
+    What other code uses as well counts by its name only: changing that changes no mechanism in particular.
+
+    Raises:
+        ProgramProblem: does not parse, or has no such function.
+    """
+    definitions = _Definitions(parse(source))
+    if name not in definitions:
+        raise ProgramProblem(f"The program has no top-level function {name}.")
+    shared = definitions.reached("quantize", without=name) - {name}
+    return _digest(definitions.canonical((name,), opaque=shared))
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -89,9 +105,12 @@ class _Definitions:
         last = statements[-1] if statements else None
         return last if isinstance(last, _FunctionNode) else None
 
-    def canonical(self, roots: Iterable[str]) -> str:
-        """Return the canonical text of `roots` and all they reach, breadth first in order of first mention."""
-        writer = _Writer(self)
+    def canonical(self, roots: Iterable[str], *, opaque: frozenset[str] = frozenset()) -> str:
+        """Return the canonical text of `roots` and all they reach, breadth first in order of first mention.
+
+        Definitions in `opaque` are left out and keep their names.
+        """
+        writer = _Writer(self, opaque=opaque)
         for root in roots:
             writer.number(root)
         written = 0
@@ -101,6 +120,18 @@ class _Definitions:
             parts += [writer.write(statement) for statement in self.statements.get(name, [])]
             written += 1
         return "\n".join(parts)
+
+    def reached(self, root: str, *, without: str) -> frozenset[str]:
+        """Return the names of definitions that `root` reaches, not through `without`; with `without` if it is reached."""
+        writer = _Writer(self)
+        writer.number(root)
+        written = 0
+        while written < len(writer.reached):
+            if writer.reached[written] != without:
+                for statement in self.statements.get(writer.reached[written], []):
+                    writer.write(statement)
+            written += 1
+        return frozenset(writer.reached)
 
     def loose_statements(self) -> list[str]:
         return [_Writer(self).write(statement) for statement in self._loose]
@@ -120,8 +151,9 @@ class _Scope:
 class _Writer:
     """Writes nodes canonically. Without definitions nothing is renamed."""
 
-    def __init__(self, definitions: _Definitions | None) -> None:
+    def __init__(self, definitions: _Definitions | None, *, opaque: frozenset[str] = frozenset()) -> None:
         self._definitions = definitions
+        self._opaque = opaque
         self._scopes: list[_Scope] = []
         self.reached: list[str] = []
 
@@ -186,6 +218,8 @@ class _Writer:
         assert self._definitions is not None
         if name in self._definitions.imports:
             return f"import:{self._definitions.imports[name]}"
+        if name in self._opaque:
+            return f"shared:{name}"
         if name in self._definitions:
             return f"own:{self.number(name)}"
         return f"name:{name}"

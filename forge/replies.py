@@ -30,12 +30,13 @@ __all__ = [
     "ProposalReply",
     "ReplyProblem",
     "TruncatedReply",
+    "awaited_verdict",
     "parse_explanation",
     "parse_place",
     "parse_proposal",
 ]
 
-Trigger = Literal["supported", "refuted", "inconclusive"]
+Trigger = Literal["supported", "refuted", "inconclusive", "not_executed", "invalid"]
 
 PROPOSAL_SECTIONS = ("Analysis", "Mechanisms", "Discharges", "Edits")
 EXPLANATION_SECTIONS = ("Analysis", "Hypotheses", "Controls", "Predictions", "Edits", "Required edits")
@@ -56,8 +57,9 @@ _PREDICTION = re.compile(
     rf"\[?\s*(?P<low>{_NUMBER})\s*(?:\.\.+|\u2026|\u2013|\u2014|to|,)\s*(?P<high>{_NUMBER})\s*\]?"
 )
 _CONDITIONAL = re.compile(
-    rf"if\s+(?P<cause>{_SLUG})\s+(?:is\s+)?(?P<verdict>supported|refuted|inconclusive)\s*:\s*"
-    rf"(?P<kind>remove|replace|extend|refine|retest)\s+(?P<mechanism>{_NAME})\s+at\s+(?P<place>[^|]+?)\s*"
+    rf"if\s+(?P<cause>{_SLUG})\s+(?:is\s+)?(?P<verdict>supported|refuted|inconclusive|not_executed|invalid)\s*:\s*"
+    rf"(?P<kind>remove|replace|extend|refine|retest)\s+(?P<mechanism>{_NAME})"
+    rf"(?:\s+(?:with|by)\s+(?P<part>{_NAME}))?\s+at\s+(?P<place>[^|]+?)\s*"
     r"\|(?P<wording>[^|]+)\|\s*probe\s*:?\s*(?P<probe>\{.*\})"
 )
 _PLACE = re.compile(r"(?P<roles>[a-z_]+(?:\s*,\s*[a-z_]+)*)?\s*(?:(?:in\s+)?blocks?\s+(?P<blocks>\d+(?:\s*,\s*\d+)*))?")
@@ -194,6 +196,21 @@ def parse_place(text: str) -> Place:
     return Place.model_validate({"roles": tuple(dict.fromkeys(roles)), "blocks": tuple(dict.fromkeys(blocks))})
 
 
+def awaited_verdict(wish: ConditionalEdit, mechanism: str) -> Verdict:
+    """Return the verdict that the edit waits for, as if it had been given on the claim about `mechanism`."""
+    return Verdict(
+        rule="",
+        hypothesis=wish.hypothesis,
+        mechanism=mechanism,
+        cause=wish.edit.cause,
+        status=VerdictStatus(wish.verdict),
+        reason="",
+        alpha=0.0,
+        checks=(),
+        survivors=(),
+    )
+
+
 def _hypotheses(section: Section, problems: list[str]) -> list[dict[str, str]]:
     claims: list[dict[str, str]] = []
     for line in list_lines(section):
@@ -302,11 +319,12 @@ def _conditional_edit(match: re.Match[str]) -> ConditionalEdit:
         "kind": match["kind"],
         "mechanism": match["mechanism"],
         "cause": match["cause"],
+        "part": match["part"],
         "place": parse_place(match["place"]),
         "wording": match["wording"].strip(),
         "probe": probe,
         # A verdict that decides nothing cannot hold up a lineage.
-        "blocking": match["verdict"] != "inconclusive",
+        "blocking": match["verdict"] in ("supported", "refuted"),
     }
     verdict = next(known for known in get_args(Trigger) if known == match["verdict"])
     return ConditionalEdit(hypothesis=match["cause"], verdict=verdict, edit=RequiredEdit.model_validate(data))
@@ -314,18 +332,7 @@ def _conditional_edit(match: re.Match[str]) -> ConditionalEdit:
 
 def _misfits(wish: ConditionalEdit, mechanism: str) -> list[str]:
     """Return why the edit could not follow from the verdict it waits for; told now, while it can be mended."""
-    verdict = Verdict(
-        rule="",
-        hypothesis=wish.hypothesis,
-        mechanism=mechanism,
-        cause=wish.edit.cause,
-        status=VerdictStatus(wish.verdict),
-        reason="",
-        alpha=0.0,
-        checks=(),
-        survivors=(),
-    )
-    return check_required_edit(wish.edit, verdict)
+    return check_required_edit(wish.edit, awaited_verdict(wish, mechanism))
 
 
 def _sections(text: str, names: tuple[str, ...], required: tuple[str, ...]) -> dict[tuple[str, str], Section]:

@@ -75,7 +75,8 @@ def _control(control: Control) -> str:
 def _conditional_edit(wish: ConditionalEdit) -> str:
     edit = wish.edit
     probe = write_probe(edit.probe)
-    condition = f"if {wish.hypothesis} {wish.verdict}: {edit.kind} {edit.mechanism} at {write_place(edit.place)}"
+    change = f"{edit.kind} {edit.mechanism}" + (f" with {edit.part}" if edit.part else "")
+    condition = f"if {wish.hypothesis} {wish.verdict}: {change} at {write_place(edit.place)}"
     return f"{condition} | {_line(edit.wording)} | probe {probe}"
 
 

@@ -3,7 +3,8 @@
 In order: the reply reads, its edits apply whole and uniquely, the program keeps the convention and the static rules, differs
 from every earlier program, addresses the blocking required edit, claims nothing that stands refuted, runs on the truncated
 subject inside the sandbox, installs something that no earlier program installs there, really executes each mechanism it adds
-(replaced by its neutral, the installed tensors must change), and passes the probes of the required edits that it discharges.
+(replaced by its neutral, the installed tensors must change), claims nothing refuted of what installs the same, and passes the
+probes of the required edits that it discharges.
 The first stage that fails refuses the candidate with exact reasons, which the proposer is shown once.
 """
 
@@ -11,23 +12,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from evaluators.results import ContractClass, EvaluationResult
 from forge import program_source
 from forge.desk import Desk, probe_evidence
 from forge.edits import apply_edits
 from forge.errors import ProgramProblem, ReplyProblem
-from forge.program_identity import ast_hash, mechanism_fingerprint, normalized_ast_hash
+from forge.grafting import graft
+from forge.program_identity import ast_hash, mechanism_fingerprint, normalized_ast_hash, own_fingerprint
 from forge.proposers.base import Reply
 from forge.replies import ProposalReply, parse_proposal
 from forge.retaining import is_class_allowed
 from forge.static_checks import static_problems
 from hypotheses.ledger import Ledger, NewProbeResult, NewProgram, NewScreening, Program
 from hypotheses.ledger.records import ProgramOrigin
-from hypotheses.probes import ProbeEvidence, ProbeResult, ProbeStatus, check_probe, probe_mechanism
-from hypotheses.required_edits import BarredClaim, EditRecord, claim_is_barred
+from hypotheses.probe_kinds import Place, split_name
+from hypotheses.probes import ProbeEvidence, ProbeResult, ProbeStatus, probe_mechanism
+from hypotheses.required_edits import (
+    BarredClaim,
+    EditRecord,
+    check_carried_out,
+    claim_is_barred,
+    new_part,
+    same_cause,
+)
 
 
 class Refusal(Exception):
@@ -98,6 +109,17 @@ def _edited(proposal: ProposalReply, rules: Rules) -> str:
             "mechanisms",
             [f"Mechanism {name!r} is relied on but is not in MECHANISMS {declared}." for name in undeclared],
         )
+    claimed = {claim.name for claim in proposal.mechanisms}
+    silent = [name for name in altered_mechanisms(rules.incumbent, source) if name not in claimed]
+    if silent:
+        raise Refusal(
+            "mechanisms",
+            [
+                f"Mechanism {name!r} is added or altered without a claim; say under Mechanisms what for: "
+                f"'- {name}: cause_slug | one sentence'."
+                for name in silent
+            ],
+        )
     _check_required(proposal, rules)
     _check_claims(source, proposal, rules)
     return source
@@ -120,6 +142,16 @@ def added_mechanisms(parent: str, child: str) -> tuple[str, ...]:
         name
         for name in program_source.mechanisms(child)
         if name not in before or mechanism_fingerprint(parent, name) != mechanism_fingerprint(child, name)
+    )
+
+
+def altered_mechanisms(parent: str, child: str) -> tuple[str, ...]:
+    """Return the mechanisms that the child declares and the parent lacks, or has with other code of their own."""
+    before = set(program_source.mechanisms(parent))
+    return tuple(
+        name
+        for name in program_source.mechanisms(child)
+        if name not in before or own_fingerprint(parent, name) != own_fingerprint(child, name)
     )
 
 
@@ -181,14 +213,18 @@ class Screener:
         passed, reason, evidence = self.smoke(program, allowed_class=rules.allowed_class)
         if not passed:
             raise Refusal("smoke", [f"The smoke run on the truncated subject ended so: {reason}"])
-        if evidence["smoke_digest"] in rules.earlier_smoke_digests:
+        own = probe_evidence(evidence, program.source)
+        addressed = [record for record in rules.open_edits if record.key in draft.proposal.discharges]
+        # What an edit wants beyond the truncated subject, only the paid run can show.
+        beyond = [record.edit for record in addressed if _reaches_beyond(record.edit.place, own)]
+        if evidence["smoke_digest"] in rules.earlier_smoke_digests and not beyond:
             raise Refusal(
                 "duplicate", ["On the truncated subject it installs exactly what an earlier program installs there."]
             )
-        own = probe_evidence(evidence, program.source)
         before = set(program_source.mechanisms(rules.incumbent))
         twins = {name: self._twin(program, name, rules) for name in draft.added if name not in before}
         idle = [name for name, twin in twins.items() if twin is not None and not _differs(own, twin)]
+        idle = [name for name in idle if name not in {new_part(edit) for edit in beyond}]
         if idle:
             raise Refusal(
                 "execution",
@@ -197,13 +233,17 @@ class Screener:
                     for name in idle
                 ],
             )
+        self._check_artifacts(draft, program, rules, own)
+        incumbent = self._parent_evidence(program)
+        altered = altered_mechanisms(rules.incumbent, program.source)
         answers: dict[str, ProbeResult] = {}
-        for record in rules.open_edits:
-            if record.key not in draft.proposal.discharges:
+        for record in addressed:
+            # A retest is settled by a verdict and by no run of its own.
+            if record.edit.kind == "retest" or record.edit in beyond:
                 continue
             name = probe_mechanism(record.edit.probe)
             twin = twins.get(name) if name in twins else self._twin(program, name, rules) if name else None
-            answer = check_probe(record.edit.probe, own, knocked_out=twin)
+            answer = check_carried_out(record.edit, own, incumbent=incumbent, altered=altered, knocked_out=twin)
             answers[record.key] = answer
             self._ledger.record_probe_result(
                 NewProbeResult(
@@ -221,6 +261,30 @@ class Screener:
                 "probe", [f"Required edit {key} is not carried out: {answer.detail}." for key, answer in failed]
             )
         return answers
+
+    def _check_artifacts(self, draft: Draft, program: Program, rules: Rules, own: ProbeEvidence) -> None:
+        """Refuse a claim that stands refuted of a mechanism which installs the same, whatever its code and name."""
+
+        def installs_the_same(name: str, barred: BarredClaim) -> bool:
+            if barred.program is None or name not in draft.added:
+                return False
+            source = graft(program.source, name, self._ledger.program(barred.program).source, barred.mechanism)
+            if source is None:
+                return False
+            title = f"{program.title} with {barred.mechanism} for {name}"
+            twin = self.store(source, origin="knockout", title=title, parent=program)
+            passed, _, evidence = self.smoke(twin, allowed_class="corrected")
+            return passed and not _differs(own, probe_evidence(evidence, twin.source))
+
+        _check_claims(program.source, draft.proposal, rules, installs_the_same)
+
+    def _parent_evidence(self, program: Program) -> ProbeEvidence:
+        """Return the smoke evidence of the program that this one was made from; empty where there is none."""
+        if program.parent_id is None:
+            return ProbeEvidence()
+        parent = self._ledger.program(program.parent_id)
+        _, _, evidence = self.smoke(parent, allowed_class="corrected")
+        return probe_evidence(evidence, parent.source)
 
     def _twin(self, program: Program, mechanism: str, rules: Rules) -> ProbeEvidence | None:
         """Return the smoke evidence of the program with a mechanism at its neutral; None when it cannot run."""
@@ -263,17 +327,30 @@ def _check_required(proposal: ProposalReply, rules: Rules) -> None:
         raise Refusal("required edit", problems)
 
 
-def _check_claims(source: str, proposal: ProposalReply, rules: Rules) -> None:
+def _reaches_beyond(place: Place, truncated: ProbeEvidence) -> bool:
+    """Whether a place names blocks that the truncated subject lacks."""
+    blocks = {split_name(name)[0] for name in truncated.layers}
+    return any(block not in blocks for block in place.blocks)
+
+
+def _check_claims(
+    source: str,
+    proposal: ProposalReply,
+    rules: Rules,
+    installs_the_same: Callable[[str, BarredClaim], bool] = lambda name, barred: False,
+) -> None:
     retested = {
-        (record.edit.mechanism, record.edit.cause)
+        (record.edit.mechanism, same_cause(record.edit.cause))
         for record in rules.open_edits
         if record.edit.kind == "retest" and record.key in proposal.discharges
     }
+    binding = [claim for claim in rules.barred if (claim.mechanism, same_cause(claim.cause)) not in retested]
     problems = []
     for claim in proposal.mechanisms:
         fingerprint = mechanism_fingerprint(source, claim.name)
-        barred = claim_is_barred(claim.name, fingerprint, claim.cause, rules.barred)
-        if barred is not None and (barred.mechanism, barred.cause) not in retested:
+        same = partial(installs_the_same, claim.name)
+        barred = claim_is_barred(claim.name, fingerprint, claim.cause, binding, installs_the_same=same)
+        if barred is not None:
             problems.append(
                 f"The claim that {claim.name!r} acts through {claim.cause!r} stands refuted (as {barred.mechanism!r}); "
                 "lean on another cause, or leave the mechanism as it is."
