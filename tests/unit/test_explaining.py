@@ -89,6 +89,14 @@ def test_two_names_for_one_program_make_one_control(ledger: Ledger) -> None:
     assert len(ledger.programs(origin="control")) == 1
 
 
+def test_a_comment_makes_no_second_control(ledger: Ledger) -> None:
+    made, problems, _ = programs_of(
+        ledger, substitute("one", "    return weight * 2"), substitute("same", "    return weight * 2  # twice")
+    )
+    assert made == {"one"}
+    assert problems == {"same": "it is the same program as control 'one'"}
+
+
 def test_controls_that_cannot_run_are_told_apart(ledger: Ledger) -> None:
     made, problems, known = programs_of(
         ledger,
