@@ -169,9 +169,6 @@ class FakeEvaluator:
         return tuple(loss + 0.5 - gain + luck.gauss(0, self._luck) for loss in self.full_precision_nll(split))
 
 
-Answer = str | Callable[[Any], str | None] | None
-
-
 @dataclass
 class FakeProposer:
     """Answers by two functions of the request; a proposal of None means that it has nothing left."""
@@ -310,6 +307,11 @@ def add(name: str, body: str, *, present: Sequence[str] = (), neutral: str = "  
     ]
 
 
+def blocks_of(*edits: tuple[str, str]) -> str:
+    """Return (search, replace) pairs as the text of blocks."""
+    return render_blocks([EditBlock(search=search, replace=replace) for search, replace in edits])
+
+
 def listed(names: Sequence[str]) -> str:
     """Return the line that declares mechanisms."""
     return f"MECHANISMS = ({', '.join(map(repr, names))}{',' if len(names) == 1 else ''})".replace("'", '"')
@@ -326,11 +328,11 @@ def explain_boost(
 
     By default small is supported and big refuted.
     """
-    block = EditBlock(search="    return 0.2\n".rstrip("\n"), replace='    return 0.2 if layer.role == "q" else 0.0')
+    edits = blocks_of(("    return 0.2", '    return 0.2 if layer.role == "q" else 0.0'))
     names = {"small": small, "big": big}
     explanation = Explanation(
         hypotheses=tuple(Hypothesis(key=name, cause=name, mechanism="boost", statement="s") for name in names),
-        controls=(Control(key="quarter", kind="substitute", removes=("boost",), edits=render_blocks([block])),),
+        controls=(Control(key="quarter", kind="substitute", removes=("boost",), edits=edits),),
         predictions=tuple(
             Prediction(hypothesis=name, control="quarter", low=low, high=high) for name, (low, high) in names.items()
         ),

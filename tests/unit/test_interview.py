@@ -54,7 +54,7 @@ GOOD = f"""## Hypotheses
 {blocks("    return weight * 0.5", "    return weight * 0.75")}
 
 ## Required edits
-- if halving supported: refine shrink with finer at everywhere | halve by layer | probe {{"kind": "knockout", "mechanism": "finer"}}
+- if halving supported: refine shrink with finer at everywhere | by layer | probe {{"kind": "knockout", "mechanism": "finer"}}
 """
 WISH = GOOD[GOOD.index("- if halving") :].strip()
 
