@@ -27,6 +27,7 @@ from forge.recipe import Recipe
 from forge.replies import ProposalReply
 from forge.required import EditBoard
 from forge.retaining import Retention, is_loss, judge
+from forge.retesting import check_retests, to_proposal_body
 from forge.scored import Scored, scored
 from forge.screening import Draft, Refusal, Rules, Screener, read_draft
 from hypotheses.ledger import (
@@ -229,6 +230,7 @@ class Campaign:
             program: Program | None = None
             try:
                 draft = read_draft(reply, rules)
+                check_retests(draft, rules, self._controls_run())
                 program = self._screener.store(
                     draft.source,
                     origin="candidate",
@@ -237,16 +239,27 @@ class Campaign:
                 )
                 self._screener.run_draft(draft, program, rules)
             except Refusal as refusal:
-                self._record(turn, attempt, draft, program, refusal)
+                self._record(turn, attempt, draft, program, refusal, rules)
                 self._progress.milestone(f"refused before any call ({refusal.stage}): {refusal.problems[0]}")
                 problems, previous = refusal.problems, reply.text
                 continue
-            self._record(turn, attempt, draft, program, None)
+            self._record(turn, attempt, draft, program, None, rules)
             return program, draft.proposal
         return None
 
+    def _controls_run(self) -> frozenset[str]:
+        """Return the hashes of the controls that were run so far."""
+        ran = {evaluation.program_id for evaluation in self._ledger.evaluations(kind="control")}
+        return frozenset(program.ast_hash for program in self._ledger.programs(origin="control") if program.id in ran)
+
     def _record(
-        self, turn: int, attempt: int, draft: Draft | None, program: Program | None, refusal: Refusal | None
+        self,
+        turn: int,
+        attempt: int,
+        draft: Draft | None,
+        program: Program | None,
+        refusal: Refusal | None,
+        rules: Rules,
     ) -> None:
         proposal = draft.proposal if draft else refusal.proposal if refusal else None
         self._ledger.record_proposal(
@@ -260,6 +273,7 @@ class Campaign:
                 reason="\n".join(refusal.problems) if refusal else "",
                 claims=tuple({"mechanism": c.name, "cause": c.cause} for c in proposal.mechanisms) if proposal else (),
                 discharges=proposal.discharges if proposal else (),
+                body=to_proposal_body(draft, rules) if draft and not refusal else {},
             )
         )
 

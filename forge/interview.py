@@ -6,7 +6,7 @@ finds the answer recorded.
 
 from __future__ import annotations
 
-from forge import prompting
+from forge import prompting, retesting
 from forge.asking import Asker
 from forge.controls import ControlProblem, build_control
 from forge.desk import Desk, probe_evidence
@@ -94,6 +94,7 @@ class Interview:
         """
         problems: tuple[str, ...] = ()
         previous = ""
+        again, brought = retesting.of_turn(self._ledger, turn)
         for attempt in (0, 1):
             added = added_mechanisms(parent.program.source, child.program.source)
             request = ExplanationRequest(
@@ -123,6 +124,8 @@ class Interview:
                 mechanical_controls=tuple(f"knockout {name}" for name in added if len(added) > 1)
                 + tuple(f"knockin {name}" for name in added if len(added) > 1),
                 barred_claims=tuple(sorted(self.barred(), key=lambda claim: (claim.mechanism, claim.cause))),
+                retested=again,
+                brought_controls=brought,
                 budget_left=self._ledger.budget().free,
                 seed=self._recipe.campaign.seed,
             )
@@ -131,6 +134,11 @@ class Interview:
                 parsed = parse_explanation(reply.text, finish_reason=reply.finish_reason)
                 _check_controls(parsed.explanation, parent, child)
                 _check_edits(parsed, child)
+                left_out = retesting.explanation_problems(
+                    parsed.explanation, again, brought, parent=parent.program.source, child=child.program.source
+                )
+                if left_out:
+                    raise ReplyProblem(left_out)
             except ReplyProblem as problem:
                 problems, previous = problem.problems, reply.text
                 self._record(turn, attempt, problems)

@@ -38,7 +38,7 @@ __all__ = [
 
 Trigger = Literal["supported", "refuted", "inconclusive", "not_executed", "invalid"]
 
-PROPOSAL_SECTIONS = ("Analysis", "Mechanisms", "Discharges", "Edits")
+PROPOSAL_SECTIONS = ("Analysis", "Mechanisms", "Discharges", "Edits", "Controls")
 EXPLANATION_SECTIONS = ("Analysis", "Hypotheses", "Controls", "Predictions", "Edits", "Required edits")
 
 _SLUG = r"[a-z0-9]+(?:[-_][a-z0-9]+)*"
@@ -77,12 +77,16 @@ class MechanismClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class ProposalReply:
-    """A candidate: edits of the incumbent, what they rely on, which required edits they discharge (ids)."""
+    """A candidate: edits of the incumbent, what they rely on, which required edits they discharge (ids).
+
+    controls: those that a retest asks for, of the candidate against the incumbent; `Control.edits` as in an explanation.
+    """
 
     analysis: str = ""
     mechanisms: tuple[MechanismClaim, ...] = ()
     discharges: tuple[str, ...] = ()
     edits: tuple[EditBlock, ...]
+    controls: tuple[Control, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,11 +135,19 @@ def parse_proposal(text: str, *, finish_reason: str = "stop") -> ProposalReply:
             problems.append(_misread(line, "Discharges", "edit-1a2b3c4d, an id from the list of open required edits"))
         else:
             discharges[match[1]] = None
-    problems += [f"A proposal has one section '## Edits', not '## Edits {key}'." for _, key in sections if key]
+    controls: tuple[Control, ...] = ()
+    if ("Controls", "") in sections:
+        controls = _controls(sections, problems, beside_edits=True)
+    else:
+        problems += [f"A proposal has one section '## Edits', not '## Edits {key}'." for _, key in sections if key]
     edits = _blocks(sections["Edits", ""], problems)
     _raise_if(problems)
     return ProposalReply(
-        analysis=_analysis(sections), mechanisms=tuple(claims.values()), discharges=tuple(discharges), edits=edits
+        analysis=_analysis(sections),
+        mechanisms=tuple(claims.values()),
+        discharges=tuple(discharges),
+        edits=edits,
+        controls=controls,
     )
 
 
@@ -222,7 +234,10 @@ def _hypotheses(section: Section, problems: list[str]) -> list[dict[str, str]]:
     return claims
 
 
-def _controls(sections: Mapping[tuple[str, str], Section], problems: list[str]) -> tuple[Control, ...]:
+def _controls(
+    sections: Mapping[tuple[str, str], Section], problems: list[str], *, beside_edits: bool = False
+) -> tuple[Control, ...]:
+    """Return the controls of a reply; `beside_edits` where a section '## Edits' of the candidate itself belongs to it."""
     controls: list[Control] = []
     keys: set[str] = set()
     for line in list_lines(sections["Controls", ""]):
@@ -257,7 +272,7 @@ def _controls(sections: Mapping[tuple[str, str], Section], problems: list[str]) 
         except ValidationError as err:
             problems += _validation_problems(f"control {key!r}", err)
     for name, argument in sections:
-        if name == "Edits" and argument not in keys:
+        if name == "Edits" and argument not in keys and not (beside_edits and not argument):
             problems.append(
                 f"'## Edits {argument}' belongs to no control of '## Controls'."
                 if argument

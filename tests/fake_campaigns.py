@@ -285,6 +285,7 @@ def proposal(
     *,
     claims: Iterable[tuple[str, str]] = (),
     discharges: Iterable[str] = (),
+    controls: Iterable[Control] = (),
 ) -> str:
     """Return a proposal of (search, replace) blocks that claims (mechanism, cause) pairs."""
     return write_proposal(
@@ -293,6 +294,7 @@ def proposal(
             mechanisms=tuple(MechanismClaim(name=name, cause=cause, statement="s") for name, cause in claims),
             discharges=tuple(discharges),
             edits=tuple(EditBlock(search=search, replace=replace) for search, replace in edits),
+            controls=tuple(controls),
         )
     )
 
@@ -328,16 +330,21 @@ def explain_boost(
 
     By default small is supported and big refuted.
     """
-    edits = blocks_of(("    return 0.2", '    return 0.2 if layer.role == "q" else 0.0'))
     names = {"small": small, "big": big}
     explanation = Explanation(
         hypotheses=tuple(Hypothesis(key=name, cause=name, mechanism="boost", statement="s") for name in names),
-        controls=(Control(key="quarter", kind="substitute", removes=("boost",), edits=edits),),
+        controls=(keep_one_role("0.2"),),
         predictions=tuple(
             Prediction(hypothesis=name, control="quarter", low=low, high=high) for name, (low, high) in names.items()
         ),
     )
     return write_explanation(ExplanationReply(analysis="a", explanation=explanation, required_edits=wishes))
+
+
+def keep_one_role(gain: str, role: str = "q", key: str = "quarter") -> Control:
+    """Return the control of a program in which a line returns `gain`: it keeps that for the layers of one role."""
+    edits = blocks_of((f"    return {gain}", f'    return {gain} if layer.role == "{role}" else 0.0'))
+    return Control(key=key, kind="substitute", removes=("boost",), edits=edits)
 
 
 def wish(kind: str = "refine", verdict: str = "supported", cause: str = "small", **changes: Any) -> ConditionalEdit:

@@ -10,9 +10,10 @@ import pytest
 
 from forge.proposers.base import ExplanationRequest, ProposalRequest
 from forge.replies import ConditionalEdit
+from hypotheses.predictions import Control
 from hypotheses.probe_kinds import AbsentProbe, ArtifactProbe, KnockoutProbe, Place
 from hypotheses.required_edits import EditState
-from tests.fake_campaigns import BOOST, FakeProposer, Played, add, explain_boost, play, proposal, wish
+from tests.fake_campaigns import BOOST, FakeProposer, Played, add, explain_boost, keep_one_role, play, proposal, wish
 
 REFUTED = (-0.9, -0.4)
 """A prediction of the control that it does not keep: all rivals are refuted then, and nothing blocks."""
@@ -178,19 +179,60 @@ def test_a_retest_is_settled_by_a_verdict_and_by_no_run(tmp_path: Path) -> None:
         if request.turn > 3:
             return None
         to = "0.2001" if request.turn == 2 else "0.4"
-        return proposal([("    return 0.2", f"    return {to}")], claims=[("boost", "big")], discharges=keys(request))
+        edits = [("    return 0.2", f"    return {to}")]
+        control = keep_one_role(to, "up", "sharper")
+        return proposal(edits, claims=[("boost", "big")], discharges=keys(request)[:1], controls=[control])
 
     def explain(request: ExplanationRequest) -> str:
         text = explain_boost(retest)
-        return text if request.turn == 1 else text.replace("    return 0.2\n", "    return 0.4\n", 1)
+        if request.turn == 1:
+            return text
+        # The first answer leaves out the control that was brought, the second lists it beside its own.
+        text = text.replace("    return 0.2\n", "    return 0.4\n", 1).replace("return 0.2 if", "return 0.4 if")
+        return text.replace('layer.role == "q"', 'layer.role == "up"') if request.attempt else text
 
-    played = play(tmp_path, FakeProposer(proposals, explain), budget=14)
-    first = next(record for record in played.edits() if record.edit.kind == "retest")
+    proposer = FakeProposer(proposals, explain)
+    played = play(tmp_path, proposer, budget=14)
+    first = played.edits()[0]
     history = played.ledger.required_edits()
     states = [entry.state for edit in history if edit.id == first.key for entry in edit.history]
     assert states == ["open", "attempted", "discharged"]
     assert first.note == "judged again: refuted"
     assert played.ledger.check_invariants() == []
+    explained = [request for request in proposer.asked_why if request.turn == 3]
+    assert explained[0].retested == (("boost", "big"),)
+    assert [control.key for control in explained[0].brought_controls] == ["sharper"]
+    assert 'layer.role == "up"' in explained[0].prompt
+    assert explained[1].problems == (
+        "Control 'sharper', which the proposal brought for the retest, is missing; list it with its edits.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("claim", "controls", "words"),
+    [
+        ("big", (), "bring a sharper control of it, under '## Controls'"),
+        ("other", (keep_one_role("0.4", "up"),), "claim it under Mechanisms, '- boost: big | ...'"),
+        ("big", (keep_one_role("0.2"),), "bring a sharper control of it ("),
+        (
+            "big",
+            (keep_one_role("0.4").model_copy(update={"removes": ("gone",)}),),
+            "bring a sharper control of it, under",
+        ),
+    ],
+)
+def test_a_retest_takes_a_claim_and_a_control(
+    tmp_path: Path, claim: str, controls: tuple[Control, ...], words: str
+) -> None:
+    def again(request: ProposalRequest) -> str:
+        edits = [("    return 0.2", "    return 0.4")]
+        return proposal(edits, claims=[("boost", claim)], discharges=keys(request)[:1], controls=controls)
+
+    retest = wish("retest", "refuted", "big", probe=KnockoutProbe(mechanism="boost"))
+    played = walk(tmp_path, again, retest)
+    assert {stage for _, stage, _ in played.refusals()} == {"required edit"}
+    assert all(words in reason for _, _, reason in played.refusals()), played.refusals()
+    assert played.candidates() == ["boost"]
 
 
 # What is required where nobody words it
