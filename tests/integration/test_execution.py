@@ -150,7 +150,9 @@ def test_a_neutral_that_harms_beside_another_mechanism_shows(tmp_path: Path) -> 
             "    total += boost(session, layer)\n    return twist(total)",
         ),
     )
-    ledger = run_toy(tmp_path, ToyProposer(first_turn(proposal(*both, claims=(("twist", "magic"),)))))
+    ledger = run_toy(
+        tmp_path, ToyProposer(first_turn(proposal(*both, claims=(("boost", "small"), ("twist", "magic")))))
+    )
     ((stage, reason),) = refusals(ledger)
     assert stage == "execution"
     assert reason.startswith("Mechanism 'twist' does not execute: without 'boost', which the edit brings too")
@@ -161,7 +163,7 @@ def test_a_required_edit_is_not_discharged_through_a_neutral_that_harms_on_the_w
     wish = ConditionalEdit(
         hypothesis="small",
         verdict="supported",
-        edit=RequiredEdit(kind="refine", mechanism="boost", cause="small", wording="finer", probe=FINER),
+        edit=RequiredEdit(kind="refine", mechanism="boost", cause="small", part="finer", wording="finer", probe=FINER),
     )
 
     def propose(request: ProposalRequest) -> str | None:
@@ -246,6 +248,4 @@ def test_a_probe_of_what_is_to_go_names_what_is_there(tmp_path: Path) -> None:
     )
     ledger, _ = explained_badly(tmp_path, explanation(HALF, wishes=(wish,)), explanation(HALF))
     ((_, reason),) = refusals(ledger, "explanation")
-    assert reason == (
-        "The probe of required edit 'if small refuted' is about mechanism 'ghost', which neither program has; they have: 'boost'."
-    )
+    assert reason.endswith(", required edit: the probe is about 'ghost', the edit about 'boost'.")
