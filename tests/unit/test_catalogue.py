@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from forge import program_source
+from forge.controls import build_control
 from forge.edits import apply_edits
 from forge.errors import ProposerExhausted
 from forge.program_identity import ast_hash
@@ -104,6 +105,8 @@ def test_every_explanation_reads_and_its_controls_apply(key: str) -> None:
     assert entry.explanation is not None
     assert len(parsed.explanation.controls) == len(entry.explanation.controls)
     assert len(parsed.explanation.hypotheses) >= 2
+    for control in parsed.explanation.controls:
+        assert ast_hash(build_control(control, parent=parent, child=child)) != ast_hash(child)
 
 
 def test_every_wish_names_an_entry_and_is_a_valid_required_edit() -> None:
