@@ -243,9 +243,7 @@ def test_a_mechanism_that_does_not_execute_is_refused_before_any_call(
                         "def without_idle(session, group):\n    return None\n\n\ndef coordinates(session, group):"
                     ),
                 ),
-                EditBlock(
-                    search="    steps = ()", replace="    steps = (Hadamard(size=32),)\n    idle(session, group)"
-                ),
+                EditBlock(search="    steps = ()", replace="    steps = ()\n    idle(session, group)"),
                 EditBlock(
                     search="from forge_kernels import ActivationRule, encode, transform_weight",
                     replace="from forge_kernels import ActivationRule, Hadamard, encode, transform_weight",

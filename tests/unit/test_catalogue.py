@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from forge import program_source
+from forge.controls import build_control
 from forge.edits import apply_edits
 from forge.errors import ProposerExhausted
 from forge.execution import touched_mechanisms
@@ -109,6 +110,8 @@ def test_every_explanation_reads_and_its_controls_apply(key: str) -> None:
     assert entry.explanation is not None
     assert len(parsed.explanation.controls) == len(entry.explanation.controls)
     assert len(parsed.explanation.hypotheses) >= 2
+    for control in parsed.explanation.controls:
+        assert ast_hash(build_control(control, parent=parent, child=child)) != ast_hash(child)
 
 
 def test_every_wish_follows_from_its_verdict_and_its_entry_brings_the_part() -> None:
