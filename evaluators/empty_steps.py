@@ -7,7 +7,8 @@ nothing that is merely small: how much a change is worth is for the score to say
 - A permutation in order, a diagonal of ones, identity blocks; two neighbours that undo each other.
 - A last permutation that keeps blocks together. Nearest codes and scales do not depend on where in the input a block lies, or
   on the order inside it, so moving the weight's columns back gives the same function.
-- A diagonal that is one power of two on each block, where no later step mixes blocks: the block's scale absorbs it.
+- A diagonal that is one power of two on each block, where no later step mixes blocks: the block's scale absorbs it. Of a last
+  diagonal the signs do not count either: nearest codes of opposite numbers are opposite.
 
 Legend: N output features, K input features, B = K / 32 blocks, R rank.
 """
@@ -59,12 +60,12 @@ def _empty_step(steps: Transform, activation: ActivationRule) -> int | None:
     """Return where a step stands that the encoding makes empty."""
     for index in range(len(steps) - 1, -1, -1):
         step = steps[index]
-        if isinstance(step, Diagonal) and _is_absorbed(step.scale_K):
+        # The block swap weighs a block's codes against each other, so there neither order nor signs are taken for empty.
+        is_seen_by_nearest_only = index == len(steps) - 1 and activation.code_rule == "nearest"
+        if isinstance(step, Diagonal) and _is_absorbed(step.scale_K, with_signs=is_seen_by_nearest_only):
             return index
-        if index == len(steps) - 1 and isinstance(step, Permutation) and activation.code_rule == "nearest":
-            # The block swap looks at neighbours in the order given, so there a permutation is never empty.
-            if _keeps_blocks(step.index_K.cpu()):
-                return index
+        if is_seen_by_nearest_only and isinstance(step, Permutation) and _keeps_blocks(step.index_K.cpu()):
+            return index
         if _mixes_blocks(step):
             return None
     return None
@@ -125,9 +126,11 @@ def _keeps_blocks(index_K: Tensor) -> bool:
     return bool((sources == sources[:, :1]).all())
 
 
-def _is_absorbed(scale_K: Tensor) -> bool:
-    """Whether a diagonal is one positive power of two on each block."""
+def _is_absorbed(scale_K: Tensor, *, with_signs: bool) -> bool:
+    """Whether a diagonal is one power of two on each block, positive or `with_signs` of either sign within it."""
     scale_K = scale_K.detach().cpu().to(torch.float32)
+    if with_signs:
+        scale_K = scale_K.abs()
     if len(scale_K) % BLOCK or not bool((scale_K > 0).all()):
         return False
     blocks = scale_K.reshape(-1, BLOCK)

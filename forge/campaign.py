@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forge import program_source
 from forge.confirming import Confirmer, Declaration
 from forge.continuity import require_all_met
-from forge.desk import Call, Desk, probe_evidence
+from forge.desk import Call, Desk
+from forge.discharging import Discharger
 from forge.errors import ProposerError, ProposerExhausted
 from forge.execution import Execution
 from forge.explaining import Explainer
@@ -25,7 +27,8 @@ from forge.progress import Progress
 from forge.recipe import Recipe
 from forge.replies import ProposalReply
 from forge.required import EditBoard
-from forge.retaining import Retention, judge
+from forge.retaining import Retention, is_loss, judge
+from forge.retesting import check_retests, to_proposal_body
 from forge.scored import Scored, scored
 from forge.screening import Draft, Refusal, Rules, Screener, read_draft
 from hypotheses.ledger import (
@@ -36,11 +39,10 @@ from hypotheses.ledger import (
     Ledger,
     NewIncumbent,
     NewNote,
-    NewProbeResult,
     NewProposal,
     Program,
 )
-from hypotheses.probes import ProbeEvidence, ProbeStatus, Removal, check_probe, probe_mechanism
+from hypotheses.probes import probe_mechanism
 from hypotheses.required_edits import EditRecord
 
 SIMPLIFYING = ("remove", "replace")
@@ -93,6 +95,7 @@ class Campaign:
         self._confirmer = confirmer
         self._noise = noise
         self._progress = progress
+        self._discharger = Discharger(ledger, desk, screener, board, progress)
 
     def run(self) -> Ending:
         """Walk turns until something ends the campaign, declare its best, and note what ended it: for good, or for now.
@@ -121,6 +124,7 @@ class Campaign:
             if self._confirmer.spendable() < 1:
                 return Ending(reason="the last evaluator call is kept to measure the best program again")
             size = self._turns_at_once(turn)
+            blocking = self._blocking()
             try:
                 spent = self._turns(range(turn, turn + size))
             except ProposerExhausted as done:
@@ -129,8 +133,14 @@ class Campaign:
                 return Ending(reason=f"the proposer cannot go on: {error}", failed=True)
             except BudgetExhausted:
                 return Ending(reason="all evaluator calls are spent")
+            if blocking is not None and not spent:
+                # Whether the edit or the proposer is to blame, nobody can tell; the edit gives way first.
+                after = self._board.refused(blocking, turn=turn)
+                if not after.blocks:
+                    self._progress.milestone(f"required edit {blocking.key} blocks no more: {after.note}")
+            else:
+                refused_in_a_row = 0 if spent else refused_in_a_row + size
             turn += size
-            refused_in_a_row = 0 if spent else refused_in_a_row + size
             if refused_in_a_row >= rules.max_consecutive_refusals:
                 return Ending(
                     reason=f"{refused_in_a_row} turns in a row ended without a program to evaluate", failed=True
@@ -139,11 +149,16 @@ class Campaign:
 
     def _turns_at_once(self, turn: int) -> int:
         """Return how many turns to draft before any is evaluated; one while a required edit blocks the line."""
-        if any(record.blocks for record in self._board.open()):
+        if self._blocking() is not None:
             return 1
         return min(
             self._recipe.evaluation.workers, self._confirmer.spendable(), self._recipe.campaign.max_turns - turn + 1
         )
+
+    def _blocking(self) -> EditRecord | None:
+        """Return the required edit that every candidate of the incumbent must address now."""
+        first = next(iter(self._board.open(program_source.mechanisms(self.incumbent().program.source))), None)
+        return first if first is not None and first.blocks else None
 
     def _declare(self, turn: int) -> None:
         """Measure the best program again where that is due, and say which one the campaign stands for."""
@@ -217,6 +232,7 @@ class Campaign:
             program: Program | None = None
             try:
                 draft = read_draft(reply, rules)
+                check_retests(draft, rules, self._controls_run())
                 program = self._screener.store(
                     draft.source,
                     origin="candidate",
@@ -225,16 +241,27 @@ class Campaign:
                 )
                 self._screener.run_draft(draft, program, rules)
             except Refusal as refusal:
-                self._record(turn, attempt, draft, program, refusal)
+                self._record(turn, attempt, draft, program, refusal, rules)
                 self._progress.milestone(f"refused before any call ({refusal.stage}): {refusal.problems[0]}")
                 problems, previous = refusal.problems, reply.text
                 continue
-            self._record(turn, attempt, draft, program, None)
+            self._record(turn, attempt, draft, program, None, rules)
             return program, draft.proposal
         return None
 
+    def _controls_run(self) -> frozenset[str]:
+        """Return the hashes of the controls that were run so far."""
+        ran = {evaluation.program_id for evaluation in self._ledger.evaluations(kind="control")}
+        return frozenset(program.ast_hash for program in self._ledger.programs(origin="control") if program.id in ran)
+
     def _record(
-        self, turn: int, attempt: int, draft: Draft | None, program: Program | None, refusal: Refusal | None
+        self,
+        turn: int,
+        attempt: int,
+        draft: Draft | None,
+        program: Program | None,
+        refusal: Refusal | None,
+        rules: Rules,
     ) -> None:
         proposal = draft.proposal if draft else refusal.proposal if refusal else None
         self._ledger.record_proposal(
@@ -248,13 +275,16 @@ class Campaign:
                 reason="\n".join(refusal.problems) if refusal else "",
                 claims=tuple({"mechanism": c.name, "cause": c.cause} for c in proposal.mechanisms) if proposal else (),
                 discharges=proposal.discharges if proposal else (),
+                body=to_proposal_body(draft, rules) if draft and not refusal else {},
             )
         )
 
     def _rules(self, incumbent: Scored) -> Rules:
-        # A control that was written down but never run has been tried by nobody; twins exist to be compared, not to be tried.
-        evaluated = {evaluation.program_id for evaluation in self._ledger.evaluations()}
-        tried = [p for p in self._ledger.programs() if p.origin in ("seed", "candidate") or p.id in evaluated]
+        # What was refused may come back mended in its claims alone. A control that was written down but never run has been
+        # tried by nobody; twins exist to be compared, not to be tried.
+        taken = {evaluation.program_id for evaluation in self._ledger.evaluations()}
+        taken |= {proposal.program_id for proposal in self._ledger.proposals(status="accepted")}
+        tried = [p for p in self._ledger.programs() if p.origin == "seed" or p.id in taken]
         digests = {
             str(screening.evidence.get("smoke_digest"))
             for program in tried
@@ -263,7 +293,7 @@ class Campaign:
         }
         return Rules(
             incumbent=incumbent.program.source,
-            open_edits=self._board.open(),
+            open_edits=self._board.open(program_source.mechanisms(incumbent.program.source)),
             barred=self._interview.barred(),
             earlier_ast_hashes=frozenset(program.ast_hash for program in tried),
             earlier_smoke_digests=frozenset(digests),
@@ -279,15 +309,16 @@ class Campaign:
         if result is None:
             assert evaluation.result is not None
             self._progress.milestone(f"{program.title}: {evaluation.result.outcome}. {evaluation.result.reason}")
+            self._discharger.check(turn, program, evaluation, parent, addressed)
+            self._discharger.count_untested(turn, program, evaluation, addressed)
             return
         effect = effect_on(parent.result, result, self._noise)
         sigma = self._recipe.statistics.promotion_sigma
         surprising = effect.z <= -self._recipe.statistics.trigger_sigma and self._recipe.statistics.explain_losses
         is_clear = effect.z >= self._recipe.statistics.trigger_sigma or surprising
         shown = self._examine(draft, parent, evaluation, addressed, is_clear=is_clear)
-        executed = self._check_edits(
-            turn, program, evaluation, addressed, worse=effect.z < -sigma, parent=parent, shown=shown
-        )
+        worse = is_loss(effect, promotion_sigma=sigma, noise_floor=self._noise.floor)
+        executed = self._discharger.check(turn, program, evaluation, parent, addressed, shown=shown, worse=worse)
         incumbent = self.incumbent()
         retention = judge(
             effect_on(incumbent.result, result, self._noise),
@@ -303,15 +334,17 @@ class Campaign:
         if is_clear and self._is_executed(turn, shown):
             claims = tuple((claim.name, claim.cause) for claim in proposal.mechanisms if claim.name not in shown.idle)
             self._explainer.explain(turn, parent, child, claims, idle=shown.idle)
+        self._discharger.count_untested(turn, program, evaluation, addressed)
 
     def _examine(
         self, draft: _Drafted, parent: Scored, evaluation: Evaluation, addressed: list[EditRecord], *, is_clear: bool
     ) -> Execution:
         """Return what the paid run shows of the mechanisms; nothing where no answer hangs on it."""
-        probed = [name for record in addressed if (name := probe_mechanism(record.edit.probe))]
-        if not is_clear and not probed:
+        probes = [record.edit.probe for record in addressed if record.edit.kind != "retest"]
+        if not is_clear and not probes:
             return Execution()
-        leaning_on = [claim.name for claim in draft.proposal.mechanisms] + probed
+        leaning_on = [claim.name for claim in draft.proposal.mechanisms]
+        leaning_on += [name for probe in probes if (name := probe_mechanism(probe))]
         return self._screener.examine_paid(draft.program, evaluation, parent, turn=draft.turn, leaning_on=leaning_on)
 
     def _is_executed(self, turn: int, shown: Execution) -> bool:
@@ -335,68 +368,6 @@ class Campaign:
                 NewNote(turn=turn, topic="retain", text=f"{program.id} not promoted: {retention.reason}")
             )
             self._progress.milestone(f"{program.title} not promoted: {retention.reason}")
-
-    def _check_edits(
-        self,
-        turn: int,
-        program: Program,
-        evaluation: Evaluation,
-        addressed: list[EditRecord],
-        *,
-        worse: bool,
-        parent: Scored,
-        shown: Execution,
-    ) -> list[EditRecord]:
-        """Hold the paid run to the required edits that it says it discharges; return those that executed."""
-        result = scored(evaluation)
-        assert result is not None
-        own = probe_evidence(result.evidence, program.source)
-        executed = []
-        for record in addressed:
-            name = probe_mechanism(record.edit.probe)
-            # What is to go may be idle; what is to act may not.
-            idle = "" if name is None or record.edit.kind in SIMPLIFYING else shown.idle.get(name, "")
-            answer = check_probe(
-                record.edit.probe,
-                own,
-                knocked_out=self._paid_twin(turn, program, name, evaluation, parent),
-                not_neutral=shown.not_neutral or idle,
-                removal=self._removal(turn, record, evaluation, parent),
-            )
-            self._ledger.record_probe_result(
-                NewProbeResult(
-                    target_id=record.key,
-                    program_id=program.id,
-                    evaluation_id=evaluation.id,
-                    kind=record.edit.probe.kind,
-                    status=answer.status.value,
-                    detail=answer.detail,
-                    provisional=False,
-                )
-            )
-            after = self._board.attempted(record, answer, worse=worse, turn=turn, program_id=program.id)
-            self._progress.milestone(f"required edit {record.key}: {after.state.value}. {answer.detail}")
-            if answer.status is ProbeStatus.EXECUTED and not answer.advisory:
-                executed.append(record)
-        return executed
-
-    def _paid_twin(
-        self, turn: int, program: Program, mechanism: str | None, evaluation: Evaluation, parent: Scored
-    ) -> ProbeEvidence | None:
-        """Return the run of a program with a mechanism at its neutral, as the candidate of `evaluation` was run."""
-        twin = self._screener.twin_program(program, (mechanism,)) if mechanism else None
-        if twin is None:
-            return None
-        evidence = self._screener.paid_evidence(twin, evaluation, parent, turn=turn)
-        return None if isinstance(evidence, str) else evidence
-
-    def _removal(self, turn: int, record: EditRecord, evaluation: Evaluation, parent: Scored) -> Removal | None:
-        """Return what a removal starts from. What replaces a mechanism may install as it did, so there only code counts."""
-        if record.edit.kind != "remove" or record.edit.mechanism not in parent.program.mechanisms:
-            return None
-        before = self._screener.paid_evidence(parent.program, evaluation, parent, turn=turn)
-        without = self._paid_twin(turn, parent.program, record.edit.mechanism, evaluation, parent)
-        return None if isinstance(before, str) or without is None else Removal(before=before, without=without)
 
     def _show_state(self, incumbent: Scored) -> None:
         result = incumbent.result

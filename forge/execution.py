@@ -40,6 +40,11 @@ class Touched:
     changed: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
 
+    @property
+    def altered(self) -> tuple[str, ...]:
+        """Those that the child has, new or changed."""
+        return (*self.new, *self.changed)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
@@ -94,7 +99,7 @@ def examine(
             one that carries a mechanism to other layers where it is called, these must carry it.
     """
     touched = touched_mechanisms(parent.source, child.source)
-    both = (*touched.new, *touched.changed)
+    both = touched.altered
     if not both:
         both = tuple(dict.fromkeys(n for n in leaning_on if n in child.mechanisms and n in parent.mechanisms))
     own = look(child)

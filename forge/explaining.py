@@ -8,22 +8,24 @@ computed; the proposer has no say in it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from forge.confirming import CONFIRMATION_SPLIT, Confirmation, Confirmer
 from forge.controls import BITS_TOLERANCE, ControlProblem, build_control
 from forge.desk import Call, Desk, probe_evidence
+from forge.discharging import Discharger
 from forge.interview import Interview
 from forge.known_results import KnownResults
 from forge.measured_controls import measure_control
 from forge.measured_effects import effect_on, planned_width
 from forge.noise import NoiseModel
+from forge.program_identity import ast_hash
 from forge.progress import Progress
 from forge.recipe import Statistics
 from forge.replies import ExplanationReply
 from forge.required import EditBoard
-from forge.scored import Scored
+from forge.scored import Scored, scored
 from forge.screening import Screener, is_deeper
 from hypotheses.design import LEAST, ControlOption, Design, plan_controls
 from hypotheses.effects import PairedEffect, family_level
@@ -43,8 +45,9 @@ from hypotheses.ledger import (
     Registration,
 )
 from hypotheses.predictions import Control, Explanation
+from hypotheses.probe_kinds import EVERYWHERE, Place
 from hypotheses.probes import installs_the_same
-from hypotheses.required_edits import check_required_edit
+from hypotheses.required_edits import RequiredEdit, check_required_edit, default_edits, refine_instead
 from hypotheses.verdicts import ControlMeasurement, Verdict, VerdictStatus, decide
 
 
@@ -74,6 +77,7 @@ class Explainer:
         self._statistics = statistics
         self._progress = progress
         self._seed = seed
+        self._discharger = Discharger(ledger, desk, screener, board, progress)
 
     def explain(
         self,
@@ -140,7 +144,7 @@ class Explainer:
             confirmed,
             width,
             idle=idle or {},
-            trial=lambda explanation: self._control_programs(explanation, parent, child)[1],
+            trial=lambda controls: self._control_programs(controls, parent, child)[1],
         )
         if reply is not None:
             self._test(turn, observation, parent, child, reply, confirmation, confirmed)
@@ -161,7 +165,7 @@ class Explainer:
         confirmed: PairedEffect,
     ) -> None:
         explanation = reply.explanation
-        programs, problems, known = self._control_programs(explanation, parent, child)
+        programs, problems, known = self._control_programs(explanation.controls, parent, child)
         options = [
             ControlOption(key=key, cost=explanation.control(key).cost, content_hash=program.id)
             for key, program in programs.items()
@@ -223,7 +227,7 @@ class Explainer:
         self._require(turn, observation, registration, verdicts, reply, child)
 
     def _control_programs(
-        self, explanation: Explanation, parent: Scored, child: Scored
+        self, controls: Sequence[Control], parent: Scored, child: Scored
     ) -> tuple[dict[str, Program], dict[str, str], dict[str, str]]:
         """Return the stored program of each control that can run, why the others cannot, and why results are known already."""
         programs: dict[str, Program] = {}
@@ -233,13 +237,13 @@ class Explainer:
         results = KnownResults.of(self._ledger, child.program.id)
         _, _, child_evidence = self._screener.smoke(child.program, allowed_class="corrected")
         _, _, parent_evidence = self._screener.smoke(parent.program, allowed_class="corrected")
-        for control in explanation.controls:
+        for control in controls:
             try:
                 source = build_control(control, parent=parent.program.source, child=child.program.source)
             except ControlProblem as problem:
                 problems[control.key] = str(problem)
                 continue
-            twin = made.setdefault(source, control.key)
+            twin = made.setdefault(ast_hash(source), control.key)
             if twin != control.key:
                 problems[control.key] = f"it is the same program as control {twin!r}"
                 continue
@@ -258,7 +262,11 @@ class Explainer:
                 )
             else:
                 programs[control.key] = program
-                reason = results.of_program(program, str(evidence["smoke_digest"]))
+                reason = results.of_program(
+                    program,
+                    str(evidence["smoke_digest"]),
+                    installs_as=partial(self._installs_as, program, evidence),
+                )
                 if reason is not None:
                     known[control.key] = reason
         return programs, problems, known
@@ -279,11 +287,20 @@ class Explainer:
         """
         if smoked["smoke_digest"] != other_smoked["smoke_digest"]:
             return ""
-        if not is_deeper(other.result.evidence, smoked):
+        return self._installs_as(program, smoked, other.evaluation)
+
+    def _installs_as(self, program: Program, smoked: dict[str, object], paid: Evaluation) -> str:
+        """Return on which subject a program installs what a run of another did, which is like it on the truncated subject."""
+        result = scored(paid)
+        if result is not None and not is_deeper(result.evidence, smoked):
             return "truncated"
-        run = self._desk.look(program, draw=other.evaluation.draw, seed=other.evaluation.seed)
+        run = self._desk.look(program, draw=paid.draw, seed=paid.seed)
         own = probe_evidence(run.evidence.to_json(), program.source)
-        return "whole" if installs_the_same(own, probe_evidence(other.result.evidence, other.program.source)) else ""
+        if result is None:
+            is_the_same = not run.outcome.is_scored
+        else:
+            is_the_same = installs_the_same(own, probe_evidence(result.evidence, program.source))
+        return "whole" if is_the_same else ""
 
     def _register(
         self,
@@ -402,6 +419,7 @@ class Explainer:
         """Turn verdicts into required edits: as the proposer worded them, where grammar and probe hold."""
         by_name = {hypothesis.name: hypothesis.id for hypothesis in registration.hypotheses}
         by_key = {verdict.hypothesis: verdict for verdict in verdicts}
+        self._discharger.settle(turn, verdicts, child)
         incumbent = self._ledger.incumbent()
         if incumbent is None or incumbent.program_id != child.program.id:
             self._note(
@@ -410,18 +428,25 @@ class Explainer:
                 "the explained program is not the incumbent: its claims are judged, nothing is required",
             )
             return
-        evidence = probe_evidence(child.result.evidence, child.program.source)
-        wanted = []
+        wanted: list[tuple[RequiredEdit, str]] = []
+        worded = set()
         for wish in reply.required_edits:
             verdict = by_key.get(wish.hypothesis)
             if verdict is None or verdict.status.value != wish.verdict:
                 continue
-            problems = check_required_edit(wish.edit, verdict, mechanisms=child.program.mechanisms, incumbent=evidence)
+            problems = self._edit_problems(turn, wish.edit, verdict, child)
             if problems:
                 self._note(turn, "required edit", f"not taken: {'; '.join(problems)}")
             else:
                 wanted.append((wish.edit, by_name[wish.hypothesis]))
-        for record in self._board.require(wanted, observation_id=observation.id, turn=turn):
+                worded.add(wish.hypothesis)
+        silent = [verdict for verdict in verdicts if verdict.hypothesis not in worded]
+        wanted += [
+            (edit, by_name[verdict.hypothesis])
+            for edit, verdict in self._default_edits(turn, verdicts, silent, reply.explanation, child)
+        ]
+        own = probe_evidence(child.result.evidence, child.program.source)
+        for record in self._board.require(wanted, observation_id=observation.id, turn=turn, incumbent=own):
             how = "blocking" if record.blocks else "open"
             self._progress.milestone(
                 f"  required edit {record.key} ({how}): {record.edit.kind} {record.edit.mechanism}: {record.edit.wording}"
@@ -429,6 +454,52 @@ class Explainer:
         refuted = [v for v in verdicts if v.status is VerdictStatus.REFUTED]
         for verdict in refuted:
             self._progress.milestone(f"  barred from now on: {verdict.mechanism} through {verdict.cause}")
+
+    def _default_edits(
+        self,
+        turn: int,
+        verdicts: Sequence[Verdict],
+        silent: Sequence[Verdict],
+        explanation: Explanation,
+        child: Scored,
+    ) -> Iterator[tuple[RequiredEdit, Verdict]]:
+        """Yield what the verdicts call for that the proposer worded no edit for, each with its verdict."""
+        if all(verdict.status not in (VerdictStatus.SUPPORTED, VerdictStatus.REFUTED) for verdict in silent):
+            return
+        for edit in default_edits(verdicts, explanation, worst=self._worst_place(child)):
+            verdict = next(v for v in verdicts if v.claim == (edit.mechanism, edit.cause))
+            if verdict not in silent:
+                continue
+            problems = self._edit_problems(turn, edit, verdict, child)
+            if problems and edit.kind == "extend":
+                edit = refine_instead(edit)
+                problems = self._edit_problems(turn, edit, verdict, child)
+            if problems:
+                text = f"nothing follows from {verdict.cause} ({verdict.mechanism}): {'; '.join(problems)}"
+                self._note(turn, "required edit", text)
+            else:
+                yield edit, verdict
+
+    def _edit_problems(self, turn: int, edit: RequiredEdit, verdict: Verdict, child: Scored) -> list[str]:
+        """Return why an edit cannot be required of the child's children; its probe is asked of the child first."""
+        own = probe_evidence(child.result.evidence, child.program.source)
+        mechanisms = child.program.mechanisms
+        problems = check_required_edit(edit, verdict, mechanisms=mechanisms, incumbent=own)
+        if problems:
+            return problems
+        twin = self._discharger.twin(turn, child.program, child.evaluation, edit)
+        return check_required_edit(edit, verdict, mechanisms=mechanisms, incumbent=own, incumbent_knocked_out=twin)
+
+    def _worst_place(self, child: Scored) -> Place:
+        """Return the role whose layers err most in the child, by its error map."""
+        artifact = child.result.artifact_hash
+        joint: dict[str, list[float]] = {}
+        for row in self._desk.error_map(artifact) if artifact else ():
+            joint.setdefault(row.role, []).append(row.joint)
+        if not joint:
+            return EVERYWHERE
+        worst = max(joint, key=lambda role: (sum(joint[role]) / len(joint[role]), role))
+        return Place.model_validate({"roles": (worst,)})
 
     def _announce(self, explanation: Explanation, design: Design) -> None:
         for hypothesis in explanation.hypotheses:

@@ -7,28 +7,26 @@ finds the answer recorded.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from forge import prompting
+from forge import prompting, retesting
 from forge.asking import Asker
-from forge.controls import ControlProblem, build_control
-from forge.desk import Desk
+from forge.desk import Desk, probe_evidence
 from forge.digest import ledger_digest
 from forge.errors import ReplyProblem
 from forge.program_identity import mechanism_fingerprint
 from forge.program_source import mechanisms
 from forge.proposers.base import ExplanationRequest, MeasuredEffect, ProposalRequest, Reply
 from forge.recipe import Recipe
-from forge.replies import ExplanationReply, parse_explanation
+from forge.replies import ExplanationReply, awaited_verdict, parse_explanation
 from forge.scored import Scored
 from forge.screening import Rules, added_mechanisms
 from hypotheses.design import SHARE
 from hypotheses.effects import PairedEffect
 from hypotheses.ledger import Ledger, NewNote, NewProposal, Observation
-from hypotheses.predictions import Explanation, same_problems, vacuous_problems
-from hypotheses.probes import AbsentProbe, probe_mechanism
-from hypotheses.required_edits import BarredClaim, barred_claims
-from hypotheses.verdicts import Verdict, VerdictStatus
+from hypotheses.predictions import Control, Explanation, same_problems, vacuous_problems
+from hypotheses.required_edits import BarredClaim, JudgedClaim, barred_claims, check_required_edit
+from hypotheses.verdicts import VerdictStatus
 
 
 class Interview:
@@ -94,16 +92,17 @@ class Interview:
         width: float,
         *,
         idle: Mapping[str, str],
-        trial: Callable[[Explanation], Mapping[str, str]],
+        trial: Callable[[Sequence[Control]], Mapping[str, str]],
     ) -> ExplanationReply | None:
         """Ask for rivals, controls and predictions; None when the answer could not be used, also after one repair.
 
         width: what to expect of a measured retained effect, shown so that predictions are not closer together.
         idle: mechanisms that do not execute, with what showed it.
-        trial: makes and tries the controls at no evaluator call; returns by key why one cannot be used.
+        trial: makes and tries controls at no evaluator call; returns by key why one cannot be used.
         """
         problems: tuple[str, ...] = ()
         previous = ""
+        again, brought = self._retests(turn, idle, trial)
         for attempt in (0, 1):
             added = tuple(
                 name for name in added_mechanisms(parent.program.source, child.program.source) if name not in idle
@@ -135,15 +134,24 @@ class Interview:
                 mechanical_controls=tuple(f"knockout {name}" for name in added if len(added) > 1)
                 + tuple(f"knockin {name}" for name in added if len(added) > 1),
                 barred_claims=tuple(sorted(self.barred(), key=lambda claim: (claim.mechanism, claim.cause))),
+                retested=again,
+                brought_controls=brought,
                 budget_left=self._ledger.budget().free,
                 seed=self._recipe.campaign.seed,
             )
             reply = self._asker.explain(f"turn-{turn}/explain/{attempt}", prompting.with_prompt(request))
             try:
                 parsed = parse_explanation(reply.text, finish_reason=reply.finish_reason)
-                _check_controls(parsed, parent, child, idle)
-                _check_predictions(parsed.explanation, width, is_repair=attempt > 0)
-                _require_no_problems(trial(parsed.explanation))
+                problems = (
+                    *_control_problems(parsed, parent, child, idle, trial),
+                    *_prediction_problems(parsed.explanation, width, is_repair=attempt > 0),
+                    *_edit_problems(parsed, child),
+                    *retesting.explanation_problems(
+                        parsed.explanation, again, brought, parent=parent.program.source, child=child.program.source
+                    ),
+                )
+                if problems:
+                    raise ReplyProblem(problems)
             except ReplyProblem as problem:
                 problems, previous = problem.problems, reply.text
                 self._record(turn, attempt, problems)
@@ -156,20 +164,40 @@ class Interview:
         return None
 
     def barred(self) -> frozenset[BarredClaim]:
-        """Return every claim that stands refuted, with the fingerprint of the mechanism where it was refuted."""
-        barred: set[BarredClaim] = set()
+        """Return every claim that stands refuted, with the mechanism as it was where it was refuted last."""
         rows = {row.id: row for row in self._ledger.hypotheses()}
-        for observation in self._ledger.observations():
-            source = self._ledger.program(observation.program_id).source
-            declared = mechanisms(source)
-            verdicts = [
-                _verdict(rows[row.hypothesis_id].mechanism, rows[row.hypothesis_id].cause, row.status, row.reason)
-                for row in self._ledger.verdicts(observation.id)
-            ]
-            barred |= barred_claims(
-                verdicts, fingerprints={name: mechanism_fingerprint(source, name) for name in declared}
+        programs = {row.id: row.program_id for row in self._ledger.observations()}
+        judged = []
+        for verdict in self._ledger.verdicts():
+            hypothesis = rows[verdict.hypothesis_id]
+            program = programs[verdict.observation_id]
+            source = self._ledger.program(program).source
+            judged.append(
+                JudgedClaim(
+                    mechanism=hypothesis.mechanism,
+                    cause=hypothesis.cause,
+                    status=VerdictStatus(verdict.status),
+                    fingerprint=mechanism_fingerprint(source, hypothesis.mechanism)
+                    if hypothesis.mechanism in mechanisms(source)
+                    else None,
+                    program=program,
+                )
             )
-        return frozenset(barred)
+        return barred_claims(judged)
+
+    def _retests(
+        self, turn: int, idle: Mapping[str, str], trial: Callable[[Sequence[Control]], Mapping[str, str]]
+    ) -> tuple[tuple[tuple[str, str], ...], tuple[Control, ...]]:
+        """Return the claims that a turn tests again and the controls it brought, but for what no explanation may hold."""
+        claims, brought = retesting.of_turn(self._ledger, turn)
+        claims = tuple(claim for claim in claims if claim[0] not in idle)
+        if not claims:
+            return (), ()
+        unusable = trial(brought)
+        for key, reason in unusable.items():
+            text = f"control {key!r}, which the proposal brought for a retest, cannot be used: {reason}"
+            self._ledger.add_note(NewNote(turn=turn, topic="control", text=text))
+        return claims, tuple(control for control in brought if control.key not in unusable)
 
     def _record(self, turn: int, attempt: int, problems: tuple[str, ...]) -> None:
         self._ledger.record_proposal(
@@ -185,34 +213,31 @@ class Interview:
         )
 
 
-def _check_predictions(explanation: Explanation, width: float, *, is_repair: bool) -> None:
-    """Refuse predictions that the noise leaves nothing of, against the width that the proposer was told.
+def _prediction_problems(explanation: Explanation, width: float, *, is_repair: bool) -> list[str]:
+    """Return which predictions the noise leaves nothing of, against the width that the proposer was told.
 
     Rivals that predict the same within it are sent back once. A repair that still has some is taken as long as some pair
     parts, since the others can be judged; the design names the pairs that nothing separates.
-
-    Raises:
-        ReplyProblem: with every reason.
     """
     same = same_problems(explanation, SHARE * width)
     num_pairs = math.comb(len(explanation.hypotheses), 2)
     problems = vacuous_problems(explanation, width) + (same if not is_repair or len(same) == num_pairs else [])
-    if problems:
-        raise ReplyProblem(problem[:1].upper() + problem[1:] + "." for problem in problems)
+    return [problem[:1].upper() + problem[1:] + "." for problem in problems]
 
 
-def _check_controls(
-    reply: ExplanationReply, parent: Scored, child: Scored, idle: Mapping[str, str] | None = None
-) -> None:
-    """Raise `ReplyProblem` when a reply is about mechanisms that are not there, or a control cannot be made of the programs."""
-    problems = _unknown_mechanisms(reply, parent, child, idle or {})
-    for control in reply.explanation.controls:
-        try:
-            build_control(control, parent=parent.program.source, child=child.program.source)
-        except ControlProblem as problem:
-            problems.append(str(problem))
-    if problems:
-        raise ReplyProblem(problems)
+def _control_problems(
+    reply: ExplanationReply,
+    parent: Scored,
+    child: Scored,
+    idle: Mapping[str, str],
+    trial: Callable[[Sequence[Control]], Mapping[str, str]],
+) -> list[str]:
+    """Return which mechanisms of a reply are not there, and which of its controls cannot be used."""
+    problems = _unknown_mechanisms(reply, parent, child, idle)
+    for key, reason in trial(reply.explanation.controls).items():
+        # What keeps a control from being made at all names it already.
+        problems.append(reason if repr(key) in reason else f"control {key!r} cannot be used: {reason}")
+    return problems
 
 
 def _unknown_mechanisms(reply: ExplanationReply, parent: Scored, child: Scored, idle: Mapping[str, str]) -> list[str]:
@@ -228,36 +253,16 @@ def _unknown_mechanisms(reply: ExplanationReply, parent: Scored, child: Scored, 
         for h in reply.explanation.hypotheses
         if h.mechanism in idle
     ]
-    for wish in reply.required_edits:
-        name = probe_mechanism(wish.edit.probe)
-        # What is to come may have a name of its own; what is to go is there.
-        must_be_there = (
-            wish.edit.kind == "remove" or isinstance(wish.edit.probe, AbsentProbe) or name == wish.edit.mechanism
-        )
-        if name is not None and must_be_there and name not in known:
-            problems.append(
-                f"The probe of required edit 'if {wish.hypothesis} {wish.verdict}' is about mechanism {name!r}, which neither "
-                f"program has; they have: {listed}."
-            )
     return problems
 
 
-def _require_no_problems(problems: Mapping[str, str]) -> None:
-    """Raise `ReplyProblem` when a control cannot be used."""
-    if problems:
-        raise ReplyProblem([f"control {key!r} cannot be used: {reason}" for key, reason in problems.items()])
-
-
-def _verdict(mechanism: str, cause: str, status: str, reason: str) -> Verdict:
-    """Return a stored verdict as far as barring needs it."""
-    return Verdict(
-        rule="",
-        hypothesis=cause,
-        mechanism=mechanism,
-        cause=cause,
-        status=VerdictStatus(status),
-        reason=reason,
-        alpha=0.0,
-        checks=(),
-        survivors=(),
-    )
+def _edit_problems(reply: ExplanationReply, child: Scored) -> list[str]:
+    """Return why required edits could not be taken whatever the verdict: told while it can be mended."""
+    evidence = probe_evidence(child.result.evidence, child.program.source)
+    problems = []
+    for wish in reply.required_edits:
+        verdict = awaited_verdict(wish, reply.explanation.hypothesis(wish.hypothesis).mechanism)
+        found = check_required_edit(wish.edit, verdict, mechanisms=child.program.mechanisms, incumbent=evidence)
+        name = f"'if {wish.hypothesis} {wish.verdict}: {wish.edit.kind} {wish.edit.mechanism} ...'"
+        problems += [f"Required edit {name}: {problem}." for problem in found]
+    return problems

@@ -3,7 +3,8 @@
 `ast_hash` ignores comments, docstrings and formatting. `normalized_ast_hash` also ignores names, annotations, the order
 of definitions and code that is never reached: the same program under other words. `mechanism_fingerprint` does that for
 one function with all it calls, so that a refuted mechanism is known again under another name; `mechanism_shape` also leaves
-out the numbers, so that it is known again with another constant.
+out the numbers, so that it is known again with another constant. `own_fingerprint` leaves out what the mechanism shares
+with other code, so that a mechanism counts as altered only where its own code was.
 
 The canonical text is our own (not `ast.dump`, whose form changes between Python versions): every node as
 ``(Type field ...)`` without empty fields. Local names become numbers in the order they appear within their scope; names
@@ -79,9 +80,10 @@ def imported_names(source: str) -> dict[str, str]:
 
 
 def own_fingerprint(source: str, name: str) -> str:
-    """Return the sha256 of a mechanism and its neutral with the code that they alone use.
+    """Return the sha256 of a mechanism and its neutral with the code that only mechanisms use.
 
-    Other mechanisms do not count, nor does what the program uses outside its mechanisms.
+    Other mechanisms, and what the program uses outside its mechanisms, count by their names: changing them changes no mechanism
+    in particular, while going over from one to another does.
 
     Raises:
         ProgramProblem: does not parse, or has no such function.
@@ -139,24 +141,23 @@ class _Definitions:
     def canonical(self, roots: Iterable[str], *, numbers: bool = True, leave_out: Collection[str] = ()) -> str:
         """Return the canonical text of `roots` and all they reach, breadth first in order of first mention.
 
-        What is in `leave_out` is mentioned and not entered.
+        Definitions in `leave_out` are not entered and keep their names.
         """
         return self._walk(roots, numbers=numbers, leave_out=leave_out)[0]
 
     def reached(self, roots: Iterable[str], *, leave_out: Collection[str] = ()) -> frozenset[str]:
-        """Return the names that `canonical` enters or mentions."""
+        """Return the names that `canonical` enters."""
         return frozenset(self._walk(roots, numbers=True, leave_out=leave_out)[1])
 
     def _walk(self, roots: Iterable[str], *, numbers: bool, leave_out: Collection[str]) -> tuple[str, list[str]]:
-        writer = _Writer(self, numbers=numbers)
+        writer = _Writer(self, numbers=numbers, leave_out=leave_out)
         for root in roots:
             writer.number(root)
         written = 0
         parts: list[str] = []
         while written < len(writer.reached):
             name = writer.reached[written]
-            if name not in leave_out:
-                parts += [writer.write(statement) for statement in self.statements.get(name, [])]
+            parts += [writer.write(statement) for statement in self.statements.get(name, [])]
             written += 1
         return "\n".join(parts), writer.reached
 
@@ -178,9 +179,12 @@ class _Scope:
 class _Writer:
     """Writes nodes canonically. Without definitions nothing is renamed; without `numbers` all numbers are one."""
 
-    def __init__(self, definitions: _Definitions | None, *, numbers: bool = True) -> None:
+    def __init__(
+        self, definitions: _Definitions | None, *, numbers: bool = True, leave_out: Collection[str] = ()
+    ) -> None:
         self._definitions = definitions
         self._numbers = numbers
+        self._leave_out = leave_out
         self._scopes: list[_Scope] = []
         self.reached: list[str] = []
 
@@ -249,6 +253,8 @@ class _Writer:
         assert self._definitions is not None
         if name in self._definitions.imports:
             return f"import:{self._definitions.imports[name]}"
+        if name in self._leave_out:
+            return f"shared:{name}"
         if name in self._definitions:
             return f"own:{self.number(name)}"
         return f"name:{name}"

@@ -21,6 +21,7 @@ __all__ = [
     "ProgramProblem",
     "ast_hash",
     "check_convention",
+    "delegate",
     "diff",
     "knock_out",
     "mechanism_fingerprint",
@@ -97,9 +98,22 @@ def knock_out(source: str, names: Iterable[str]) -> str:
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     # From the last to the first, so that the positions of those still to do stay valid.
     for node in sorted((functions[name] for name in wanted), key=lambda node: node.lineno, reverse=True):
-        source = _splice_body(source, node)
+        source = _splice_body(source, node, f"without_{node.name}")
     parse(source)
     return source
+
+
+def delegate(source: str, name: str, target: str) -> str:
+    """Return `source` with the body of the top-level function `name` replaced by a call of `target` with its parameters.
+
+    Raises:
+        ProgramProblem: there is no such function.
+    """
+    source = normalize_newlines(source)
+    found = [node for node in parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name]
+    if not found:
+        raise ProgramProblem(f"The program has no top-level function {name}.")
+    return _splice_body(source, found[-1], target)
 
 
 def diff(parent: str, child: str, *, context: int = 3) -> str:
@@ -180,18 +194,17 @@ def _shape(arguments: ast.arguments) -> Sequence[object]:
     )
 
 
-def _neutral_call(node: ast.FunctionDef) -> str:
-    arguments = node.args
+def _call(target: str, arguments: ast.arguments) -> str:
     passed = [arg.arg for arg in (*arguments.posonlyargs, *arguments.args)]
     if arguments.vararg:
         passed.append(f"*{arguments.vararg.arg}")
     passed += [f"{arg.arg}={arg.arg}" for arg in arguments.kwonlyargs]
     if arguments.kwarg:
         passed.append(f"**{arguments.kwarg.arg}")
-    return f"return without_{node.name}({', '.join(passed)})"
+    return f"return {target}({', '.join(passed)})"
 
 
-def _splice_body(source: str, node: ast.FunctionDef) -> str:
+def _splice_body(source: str, node: ast.FunctionDef, target: str) -> str:
     # Positions of the syntax tree are UTF-8 offsets within lines.
     lines = [line.encode() for line in source.split("\n")]
     first, last = node.body[0], node.body[-1]
@@ -205,7 +218,7 @@ def _splice_body(source: str, node: ast.FunctionDef) -> str:
         first_column = lines[first_line - 1].index(b"@")
     assert last.end_lineno is not None
     assert last.end_col_offset is not None
-    head = lines[: first_line - 1] + [lines[first_line - 1][:first_column] + _neutral_call(node).encode()]
+    head = lines[: first_line - 1] + [lines[first_line - 1][:first_column] + _call(target, node.args).encode()]
     tail = lines[last.end_lineno - 1][last.end_col_offset :]
     head[-1] += tail
     return b"\n".join([*head, *lines[last.end_lineno :]]).decode()

@@ -22,7 +22,7 @@ from forge import program_source, worked_examples
 from forge.api_reference import kernels_reference, session_reference
 from forge.prompt_data import as_block, as_quoted, numbered
 from forge.proposers.base import ExplanationRequest, ProposalRequest
-from forge.reply_writing import write_place, write_probe
+from forge.reply_writing import write_control, write_place, write_probe
 from forge.static_checks import ALLOWED_IMPORTS, MAX_SOURCE_BYTES
 from hypotheses.design import AT_ODDS, SHARE
 
@@ -139,6 +139,7 @@ def _environment() -> jinja2.Environment:
     environment.filters["block"] = as_block
     environment.filters["quoted"] = as_quoted
     environment.filters["numbered"] = numbered
+    environment.filters["control"] = write_control
     environment.filters["place"] = write_place
     environment.filters["probe"] = write_probe
     return environment

@@ -30,14 +30,15 @@ __all__ = [
     "ProposalReply",
     "ReplyProblem",
     "TruncatedReply",
+    "awaited_verdict",
     "parse_explanation",
     "parse_place",
     "parse_proposal",
 ]
 
-Trigger = Literal["supported", "refuted", "inconclusive"]
+Trigger = Literal["supported", "refuted", "inconclusive", "not_executed", "invalid"]
 
-PROPOSAL_SECTIONS = ("Analysis", "Mechanisms", "Discharges", "Edits")
+PROPOSAL_SECTIONS = ("Analysis", "Mechanisms", "Discharges", "Edits", "Controls")
 EXPLANATION_SECTIONS = ("Analysis", "Hypotheses", "Controls", "Predictions", "Edits", "Required edits")
 
 _SLUG = r"[a-z0-9]+(?:[-_][a-z0-9]+)*"
@@ -56,8 +57,9 @@ _PREDICTION = re.compile(
     rf"\[?\s*(?P<low>{_NUMBER})\s*(?:\.\.+|\u2026|\u2013|\u2014|to|,)\s*(?P<high>{_NUMBER})\s*\]?"
 )
 _CONDITIONAL = re.compile(
-    rf"if\s+(?P<cause>{_SLUG})\s+(?:is\s+)?(?P<verdict>supported|refuted|inconclusive)\s*:\s*"
-    rf"(?P<kind>remove|replace|extend|refine|retest)\s+(?P<mechanism>{_NAME})\s+at\s+(?P<place>[^|]+?)\s*"
+    rf"if\s+(?P<cause>{_SLUG})\s+(?:is\s+)?(?P<verdict>supported|refuted|inconclusive|not_executed|invalid)\s*:\s*"
+    rf"(?P<kind>remove|replace|extend|refine|retest)\s+(?P<mechanism>{_NAME})"
+    rf"(?:\s+(?:with|by)\s+(?P<part>{_NAME}))?\s+at\s+(?P<place>[^|]+?)\s*"
     r"\|(?P<wording>[^|]+)\|\s*probe\s*:?\s*(?P<probe>\{.*\})"
 )
 _PLACE = re.compile(r"(?P<roles>[a-z_]+(?:\s*,\s*[a-z_]+)*)?\s*(?:(?:in\s+)?blocks?\s+(?P<blocks>\d+(?:\s*,\s*\d+)*))?")
@@ -75,12 +77,16 @@ class MechanismClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class ProposalReply:
-    """A candidate: edits of the incumbent, what they rely on, which required edits they discharge (ids)."""
+    """A candidate: edits of the incumbent, what they rely on, which required edits they discharge (ids).
+
+    controls: those that a retest asks for, of the candidate against the incumbent; `Control.edits` as in an explanation.
+    """
 
     analysis: str = ""
     mechanisms: tuple[MechanismClaim, ...] = ()
     discharges: tuple[str, ...] = ()
     edits: tuple[EditBlock, ...]
+    controls: tuple[Control, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +135,19 @@ def parse_proposal(text: str, *, finish_reason: str = "stop") -> ProposalReply:
             problems.append(_misread(line, "Discharges", "edit-1a2b3c4d, an id from the list of open required edits"))
         else:
             discharges[match[1]] = None
-    problems += [f"A proposal has one section '## Edits', not '## Edits {key}'." for _, key in sections if key]
+    controls: tuple[Control, ...] = ()
+    if ("Controls", "") in sections:
+        controls = _controls(sections, problems, beside_edits=True)
+    else:
+        problems += [f"A proposal has one section '## Edits', not '## Edits {key}'." for _, key in sections if key]
     edits = _blocks(sections["Edits", ""], problems)
     _raise_if(problems)
     return ProposalReply(
-        analysis=_analysis(sections), mechanisms=tuple(claims.values()), discharges=tuple(discharges), edits=edits
+        analysis=_analysis(sections),
+        mechanisms=tuple(claims.values()),
+        discharges=tuple(discharges),
+        edits=edits,
+        controls=controls,
     )
 
 
@@ -194,6 +208,21 @@ def parse_place(text: str) -> Place:
     return Place.model_validate({"roles": tuple(dict.fromkeys(roles)), "blocks": tuple(dict.fromkeys(blocks))})
 
 
+def awaited_verdict(wish: ConditionalEdit, mechanism: str) -> Verdict:
+    """Return the verdict that the edit waits for, as if it had been given on the claim about `mechanism`."""
+    return Verdict(
+        rule="",
+        hypothesis=wish.hypothesis,
+        mechanism=mechanism,
+        cause=wish.edit.cause,
+        status=VerdictStatus(wish.verdict),
+        reason="",
+        alpha=0.0,
+        checks=(),
+        survivors=(),
+    )
+
+
 def _hypotheses(section: Section, problems: list[str]) -> list[dict[str, str]]:
     claims: list[dict[str, str]] = []
     for line in list_lines(section):
@@ -205,7 +234,10 @@ def _hypotheses(section: Section, problems: list[str]) -> list[dict[str, str]]:
     return claims
 
 
-def _controls(sections: Mapping[tuple[str, str], Section], problems: list[str]) -> tuple[Control, ...]:
+def _controls(
+    sections: Mapping[tuple[str, str], Section], problems: list[str], *, beside_edits: bool = False
+) -> tuple[Control, ...]:
+    """Return the controls of a reply; `beside_edits` where a section '## Edits' of the candidate itself belongs to it."""
     controls: list[Control] = []
     keys: set[str] = set()
     for line in list_lines(sections["Controls", ""]):
@@ -240,7 +272,7 @@ def _controls(sections: Mapping[tuple[str, str], Section], problems: list[str]) 
         except ValidationError as err:
             problems += _validation_problems(f"control {key!r}", err)
     for name, argument in sections:
-        if name == "Edits" and argument not in keys:
+        if name == "Edits" and argument not in keys and not (beside_edits and not argument):
             problems.append(
                 f"'## Edits {argument}' belongs to no control of '## Controls'."
                 if argument
@@ -302,11 +334,12 @@ def _conditional_edit(match: re.Match[str]) -> ConditionalEdit:
         "kind": match["kind"],
         "mechanism": match["mechanism"],
         "cause": match["cause"],
+        "part": match["part"],
         "place": parse_place(match["place"]),
         "wording": match["wording"].strip(),
         "probe": probe,
         # A verdict that decides nothing cannot hold up a lineage.
-        "blocking": match["verdict"] != "inconclusive",
+        "blocking": match["verdict"] in ("supported", "refuted"),
     }
     verdict = next(known for known in get_args(Trigger) if known == match["verdict"])
     return ConditionalEdit(hypothesis=match["cause"], verdict=verdict, edit=RequiredEdit.model_validate(data))
@@ -314,18 +347,7 @@ def _conditional_edit(match: re.Match[str]) -> ConditionalEdit:
 
 def _misfits(wish: ConditionalEdit, mechanism: str) -> list[str]:
     """Return why the edit could not follow from the verdict it waits for; told now, while it can be mended."""
-    verdict = Verdict(
-        rule="",
-        hypothesis=wish.hypothesis,
-        mechanism=mechanism,
-        cause=wish.edit.cause,
-        status=VerdictStatus(wish.verdict),
-        reason="",
-        alpha=0.0,
-        checks=(),
-        survivors=(),
-    )
-    return check_required_edit(wish.edit, verdict)
+    return check_required_edit(wish.edit, awaited_verdict(wish, mechanism))
 
 
 def _sections(text: str, names: tuple[str, ...], required: tuple[str, ...]) -> dict[tuple[str, str], Section]:

@@ -13,22 +13,24 @@ from forge.replies import ConditionalEdit, ExplanationReply, ProposalReply
 from hypotheses.predictions import Control, Explanation
 from hypotheses.probe_kinds import ROLES_OF_GROUP, Place, Probe
 
-__all__ = ["write_explanation", "write_place", "write_probe", "write_proposal"]
+__all__ = ["write_control", "write_explanation", "write_place", "write_probe", "write_proposal"]
 
 
 def write_proposal(reply: ProposalReply) -> str:
     """Return the text that `forge.replies.parse_proposal` reads back as `reply`."""
-    return _join(
-        [
-            ("Analysis", [reply.analysis] if reply.analysis else []),
-            (
-                "Mechanisms",
-                _entries(f"{claim.name}: {claim.cause} | {_line(claim.statement)}" for claim in reply.mechanisms),
-            ),
-            ("Discharges", _entries(reply.discharges)),
-            ("Edits", [render_blocks(reply.edits)]),
-        ]
-    )
+    sections = [
+        ("Analysis", [reply.analysis] if reply.analysis else []),
+        (
+            "Mechanisms",
+            _entries(f"{claim.name}: {claim.cause} | {_line(claim.statement)}" for claim in reply.mechanisms),
+        ),
+        ("Discharges", _entries(reply.discharges)),
+        ("Edits", [render_blocks(reply.edits)]),
+    ]
+    if reply.controls:
+        sections.append(("Controls", _entries(_control(control) for control in reply.controls)))
+        sections += [(f"Edits {c.key}", [c.edits]) for c in reply.controls if c.edits is not None]
+    return _join(sections)
 
 
 def write_explanation(reply: ExplanationReply) -> str:
@@ -47,6 +49,12 @@ def write_explanation(reply: ExplanationReply) -> str:
     if reply.required_edits:
         sections.append(("Required edits", _entries(_conditional_edit(wish) for wish in reply.required_edits)))
     return _join(sections)
+
+
+def write_control(control: Control) -> str:
+    """Return a control as an explanation lists it, its blocks below their heading."""
+    line = f"- {_control(control)}"
+    return line if control.edits is None else f"{line}\n\n## Edits {control.key}\n{control.edits}"
 
 
 def write_place(place: Place) -> str:
@@ -75,7 +83,8 @@ def _control(control: Control) -> str:
 def _conditional_edit(wish: ConditionalEdit) -> str:
     edit = wish.edit
     probe = write_probe(edit.probe)
-    condition = f"if {wish.hypothesis} {wish.verdict}: {edit.kind} {edit.mechanism} at {write_place(edit.place)}"
+    change = f"{edit.kind} {edit.mechanism}" + (f" with {edit.part}" if edit.part else "")
+    condition = f"if {wish.hypothesis} {wish.verdict}: {change} at {write_place(edit.place)}"
     return f"{condition} | {_line(edit.wording)} | probe {probe}"
 
 

@@ -40,6 +40,11 @@ def is_gain(effect: PairedEffect, *, promotion_sigma: float, noise_floor: float)
     return effect.mean > promotion_sigma * max(effect.standard_error, noise_floor)
 
 
+def is_loss(effect: PairedEffect, *, promotion_sigma: float, noise_floor: float) -> bool:
+    """Whether an effect is a loss beyond the noise, by the same measure as a gain."""
+    return effect.mean < -promotion_sigma * max(effect.standard_error, noise_floor)
+
+
 def judge(
     effect: PairedEffect,
     candidate: Settlement,
@@ -62,7 +67,7 @@ def judge(
         simplifies: whether it discharged a simplifying required edit.
     """
     size = f"{effect.mean:+.4f} +- {effect.standard_error:.4f} nats/token ({effect.z:+.1f} standard errors)"
-    worse = effect.z < -promotion_sigma
+    worse = is_loss(effect, promotion_sigma=promotion_sigma, noise_floor=noise_floor)
     if not is_class_allowed(candidate.contract_class, allowed):
         return Retention(
             promoted=False, worse=worse, reason=f"{size}, but class {candidate.contract_class!r} is beyond {allowed!r}"

@@ -3,25 +3,27 @@
 In order: the reply reads, its edits apply whole and uniquely, the program keeps the convention and the static rules, differs
 from every earlier program, addresses the blocking required edit, claims nothing that stands refuted, runs on the truncated
 subject inside the sandbox, installs what its parent installs when the mechanisms that it touches are at their neutrals, really
-executes each of them (`forge.execution`), installs something that no earlier program installs, and passes the probes of the
-required edits that it discharges. What the truncated subject does not show may stand in its later blocks: before a candidate
-is refused for that, the whole subject is asked, unscored and at no evaluator call. The first stage that fails refuses the
-candidate with exact reasons, which the proposer is shown once.
+executes each of them (`forge.execution`), installs something that no earlier program installs, claims nothing refuted of what
+installs the same (`forge.grafting`), and carries out the required edits that it discharges. What the truncated subject does not
+show may stand in its later blocks: before a candidate is refused for that, the whole subject is asked, unscored and at no
+evaluator call. The first stage that fails refuses the candidate with exact reasons, which the proposer is shown once.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from evaluators.results import ContractClass, EvaluationResult
 from forge import program_source
 from forge.desk import Desk, probe_evidence
 from forge.edits import apply_edits
 from forge.errors import ProgramProblem, ReplyProblem
-from forge.execution import Execution, Look, examine
+from forge.execution import Execution, Look, examine, touched_mechanisms
+from forge.grafting import graft
 from forge.program_identity import ast_hash, mechanism_fingerprint, normalized_ast_hash
 from forge.proposers.base import Reply
 from forge.replies import ProposalReply, parse_proposal
@@ -30,16 +32,15 @@ from forge.scored import Scored, scored
 from forge.static_checks import static_problems
 from hypotheses.ledger import Evaluation, Ledger, NewProbeResult, NewProgram, NewScreening, Program
 from hypotheses.ledger.records import ProgramOrigin
-from hypotheses.probes import (
-    Probe,
-    ProbeEvidence,
-    ProbeResult,
-    ProbeStatus,
-    check_probe,
-    installs_the_same,
-    probe_mechanism,
+from hypotheses.probes import ProbeEvidence, ProbeResult, ProbeStatus, installs_the_same, probe_mechanism
+from hypotheses.required_edits import (
+    BarredClaim,
+    EditRecord,
+    RequiredEdit,
+    check_carried_out,
+    claim_is_barred,
+    same_cause,
 )
-from hypotheses.required_edits import BarredClaim, EditRecord, claim_is_barred
 
 WHOLE_RUN = "the run on the whole subject"
 
@@ -111,6 +112,17 @@ def _edited(proposal: ProposalReply, rules: Rules) -> str:
         raise Refusal(
             "mechanisms",
             [f"Mechanism {name!r} is relied on but is not in MECHANISMS {declared}." for name in undeclared],
+        )
+    claimed = {claim.name for claim in proposal.mechanisms}
+    silent = [name for name in touched_mechanisms(rules.incumbent, source).altered if name not in claimed]
+    if silent:
+        raise Refusal(
+            "mechanisms",
+            [
+                f"Mechanism {name!r} is added or altered without a claim; say under Mechanisms what for: "
+                f"'- {name}: cause_slug | one sentence'."
+                for name in silent
+            ],
         )
     _check_required(proposal, rules)
     _check_claims(source, proposal, rules)
@@ -196,30 +208,30 @@ class Screener:
         if not passed:
             raise Refusal("smoke", [f"The smoke run on the truncated subject ended so: {reason}"])
         parent = self._parent(program)
-        discharged = [record for record in rules.open_edits if record.key in draft.proposal.discharges]
+        # A retest is settled by a verdict and by no run of its own.
+        addressed = [
+            record
+            for record in rules.open_edits
+            if record.key in draft.proposal.discharges and record.edit.kind != "retest"
+        ]
         leaning_on = [claim.name for claim in draft.proposal.mechanisms]
-        leaning_on += [name for record in discharged if (name := probe_mechanism(record.edit.probe))]
-        whole = self._whole(parent, evidence) if parent is not None else None
-        if parent is not None:
+        leaning_on += [name for record in addressed if (name := probe_mechanism(record.edit.probe))]
+        whole = self._whole(parent, evidence)
+        shown = examine(
+            program, parent, twins=self.twin_program, look=self._smoked, where="the smoke run", leaning_on=leaning_on
+        )
+        if shown.idle and whole is not None:
             shown = examine(
-                program,
-                parent,
-                twins=self.twin_program,
-                look=self._smoked,
-                where="the smoke run",
-                leaning_on=leaning_on,
+                program, parent, twins=self.twin_program, look=whole, where=WHOLE_RUN, leaning_on=leaning_on
             )
-            if shown.idle and whole is not None:
-                shown = examine(
-                    program, parent, twins=self.twin_program, look=whole, where=WHOLE_RUN, leaning_on=leaning_on
-                )
-            _require_execution(shown)
+        _require_execution(shown)
         self._require_new(program, evidence, rules, whole)
+        self._require_unbarred(draft, program, rules, whole)
         answers: dict[str, ProbeResult] = {}
-        for record in discharged:
-            answer = self._answer(record.edit.probe, program, self._smoked)
-            if answer.status is ProbeStatus.NOT_EXECUTED and whole is not None:
-                answer = self._answer(record.edit.probe, program, whole)
+        for record in addressed:
+            answer = self._answer(record.edit, program, parent, self._smoked)
+            if not answer.is_decisive and whole is not None:
+                answer = self._answer(record.edit, program, parent, whole)
             answers[record.key] = answer
             self._ledger.record_probe_result(
                 NewProbeResult(
@@ -262,8 +274,9 @@ class Screener:
         traced = self._desk.trace(program, draw=evaluation.draw, seed=evaluation.seed, turn=turn)
         return probe_evidence(traced, program.source) if traced is not None else "it does not run to its end"
 
-    def _parent(self, program: Program) -> Program | None:
-        return self._ledger.program(program.parent_id) if program.parent_id is not None else None
+    def _parent(self, program: Program) -> Program:
+        assert program.parent_id is not None, "a draft is an edit of a program"
+        return self._ledger.program(program.parent_id)
 
     def _smoked(self, program: Program) -> ProbeEvidence | str:
         passed, reason, evidence = self.smoke(program, allowed_class="corrected")
@@ -312,14 +325,37 @@ class Screener:
                     "duplicate", ["On the whole subject it installs exactly what an earlier program installs."]
                 )
 
-    def _answer(self, probe: Probe, program: Program, look: Look) -> ProbeResult:
-        own = look(program)
+    def _require_unbarred(self, draft: Draft, program: Program, rules: Rules, whole: Look | None) -> None:
+        """Raise `Refusal` for a refuted claim of a mechanism that installs the same, whatever its code and name."""
+
+        def is_the_same(name: str, barred: BarredClaim) -> bool:
+            if barred.program is None or name not in draft.added:
+                return False
+            source = graft(program.source, name, self._ledger.program(barred.program).source, barred.mechanism)
+            if source is None:
+                return False
+            title = f"{program.title} with {barred.mechanism} for {name}"
+            twin = self.store(source, origin="knockout", title=title, parent=program)
+            looks = [self._smoked] if whole is None else [self._smoked, whole]
+            return all(_install_the_same(look(program), look(twin)) for look in looks)
+
+        _check_claims(program.source, draft.proposal, rules, is_the_same)
+
+    def _answer(self, edit: RequiredEdit, program: Program, parent: Program, look: Look) -> ProbeResult:
+        """Return whether a run of the program carries an edit out."""
+        own, before = look(program), look(parent)
         if isinstance(own, str):
             return ProbeResult(status=ProbeStatus.NOT_EXECUTED, detail=f"{WHOLE_RUN} ended so: {own}")
-        name = probe_mechanism(probe)
+        name = probe_mechanism(edit.probe)
         twin = self.twin_program(program, (name,)) if name else None
         knocked_out = look(twin) if twin is not None else None
-        return check_probe(probe, own, knocked_out=None if isinstance(knocked_out, str) else knocked_out)
+        return check_carried_out(
+            edit,
+            own,
+            incumbent=ProbeEvidence() if isinstance(before, str) else before,
+            altered=touched_mechanisms(parent.source, program.source).altered,
+            knocked_out=None if isinstance(knocked_out, str) else knocked_out,
+        )
 
     def twin_program(self, program: Program, mechanisms: Sequence[str]) -> Program | None:
         """Return the stored program with mechanisms at their neutrals; None when it declares no such mechanism."""
@@ -357,6 +393,10 @@ def _require_execution(shown: Execution) -> None:
         raise Refusal("execution", [f"Mechanism {name!r} does not execute: {why}." for name, why in shown.idle.items()])
 
 
+def _install_the_same(one: ProbeEvidence | str, other: ProbeEvidence | str) -> bool:
+    return not isinstance(one, str) and not isinstance(other, str) and installs_the_same(one, other)
+
+
 def _same_run(one: Evaluation, other: Evaluation) -> bool:
     return (one.draw, one.seed) == (other.draw, other.seed)
 
@@ -377,17 +417,24 @@ def _check_required(proposal: ProposalReply, rules: Rules) -> None:
         raise Refusal("required edit", problems)
 
 
-def _check_claims(source: str, proposal: ProposalReply, rules: Rules) -> None:
+def _check_claims(
+    source: str,
+    proposal: ProposalReply,
+    rules: Rules,
+    is_the_same: Callable[[str, BarredClaim], bool] = lambda name, barred: False,
+) -> None:
     retested = {
-        (record.edit.mechanism, record.edit.cause)
+        (record.edit.mechanism, same_cause(record.edit.cause))
         for record in rules.open_edits
         if record.edit.kind == "retest" and record.key in proposal.discharges
     }
+    binding = [claim for claim in rules.barred if (claim.mechanism, same_cause(claim.cause)) not in retested]
     problems = []
     for claim in proposal.mechanisms:
         fingerprint = mechanism_fingerprint(source, claim.name)
-        barred = claim_is_barred(claim.name, fingerprint, claim.cause, rules.barred)
-        if barred is not None and (barred.mechanism, barred.cause) not in retested:
+        same = partial(is_the_same, claim.name)
+        barred = claim_is_barred(claim.name, fingerprint, claim.cause, binding, installs_the_same=same)
+        if barred is not None:
             problems.append(
                 f"The claim that {claim.name!r} acts through {claim.cause!r} stands refuted (as {barred.mechanism!r}); "
                 "lean on another cause, or leave the mechanism as it is."

@@ -286,7 +286,7 @@ def _edits(ledger: Ledger) -> list[EditRow]:
             f"{'smoke run' if result.provisional else 'paid run'} of {result.program_id}: {result.status}, {result.detail}"
             for result in ledger.probe_results(target_id=edit.id)
         ]
-        is_open = last.state in ("open", "attempted")
+        is_open = last.state in ("open", "attempted", "refused")
         rows.append(
             EditRow(
                 id=edit.id,

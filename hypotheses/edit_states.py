@@ -3,7 +3,9 @@
 What a verdict refutes is a claim, the pair (mechanism, cause), not code: inherited code stays legal. An edit is worded
 by the proposer; code checks that it follows from its verdict and has a probe that can show that it executes. It is
 open until a paid run discharges it, until three paid attempts were in vain, until it turns out to cost quality, or
-until a newer verdict supersedes it: so it can always be closed, and it never holds a lineage for ever.
+until a newer verdict settles or supersedes it: so it can always be closed. While it blocks, a lineage may have no way
+on that pays for an attempt; so it stops blocking after `MAX_REFUSED_TURNS` turns that ended without a program, and
+never holds a lineage for ever.
 """
 
 from __future__ import annotations
@@ -15,13 +17,24 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
+from hypotheses.barred_claims import same_cause
 from hypotheses.errors import HypothesesError
 from hypotheses.predictions import MechanismName, Slug
 from hypotheses.probe_kinds import EVERYWHERE, Place, Probe
 from hypotheses.probe_results import ProbeResult
+from hypotheses.verdict_records import Verdict, VerdictStatus
 
 EditKind = Literal["remove", "replace", "extend", "refine", "retest"]
 MAX_PAID_ATTEMPTS = 3
+MAX_REFUSED_TURNS = 3
+
+_RESTS_ON: dict[EditKind, VerdictStatus] = {
+    "remove": VerdictStatus.REFUTED,
+    "replace": VerdictStatus.REFUTED,
+    "extend": VerdictStatus.SUPPORTED,
+    "refine": VerdictStatus.SUPPORTED,
+}
+_DECIDED = (VerdictStatus.SUPPORTED, VerdictStatus.REFUTED)
 
 
 class EditStateError(HypothesesError):
@@ -34,6 +47,7 @@ class RequiredEdit(BaseModel):
     kind: remove (take the mechanism out), replace (put something in its stead), extend (carry a supported mechanism to
         more places), refine (improve it where it is), retest (bring a sharper control for the claim).
     cause: of the claim that the verdict was about.
+    part: name of a mechanism that is to come with the change; the probe may name it.
     blocking: programs of the lineage must address it; at most one per lineage.
     """
 
@@ -42,6 +56,7 @@ class RequiredEdit(BaseModel):
     kind: EditKind
     mechanism: MechanismName
     cause: Slug
+    part: MechanismName | None = None
     place: Place = EVERYWHERE
     wording: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
     probe: Probe
@@ -64,6 +79,8 @@ class EditRecord:
 
     key: identity in the ledger. lineage: name of the line of programs that it binds.
     order: position of its verdict among all verdicts; the larger is the newer.
+    refused_turns: turns that ended without a program while it blocked.
+    set_aside: whether the incumbent of the moment lacks the mechanism, so that it cannot be carried out now.
     note: why it stands where it stands.
     """
 
@@ -73,6 +90,8 @@ class EditRecord:
     order: int
     state: EditState = EditState.OPEN
     paid_attempts: int = 0
+    refused_turns: int = 0
+    set_aside: bool = False
     note: str = ""
 
     @property
@@ -82,7 +101,7 @@ class EditRecord:
     @property
     def blocks(self) -> bool:
         """Whether programs of its lineage must address it now."""
-        return self.is_open and self.edit.blocking
+        return self.is_open and self.edit.blocking and not self.set_aside and self.refused_turns < MAX_REFUSED_TURNS
 
 
 def attempt(record: EditRecord, result: ProbeResult, *, paid: bool, worse: bool = False) -> EditRecord:
@@ -146,6 +165,37 @@ def expire(record: EditRecord) -> EditRecord:
     return replace(record, state=EditState.EXPIRED, note=f"{record.paid_attempts} paid attempts in vain; {record.note}")
 
 
+def refuse(record: EditRecord) -> EditRecord:
+    """Count a turn that ended without a program while the edit blocked; after `MAX_REFUSED_TURNS` it blocks no more.
+
+    Raises:
+        EditStateError: the edit is closed.
+    """
+    _require_open(record, "refused")
+    turns = record.refused_turns + 1
+    note = f"{turns} turns ended without a program while it blocked"
+    return replace(record, refused_turns=turns, note=note)
+
+
+def settle(record: EditRecord, verdict: Verdict) -> EditRecord:
+    """Return the record after a newer verdict on its claim, whichever way it was reached.
+
+    A verdict that decides discharges a `retest`, which asks for nothing else. It supersedes an edit that rests on the
+    opposite. Every other verdict, and one on another claim, leaves the record as it is.
+    """
+    edit = record.edit
+    same = (edit.mechanism, same_cause(edit.cause)) == (verdict.mechanism, same_cause(verdict.cause))
+    if not (record.is_open and same and verdict.status in _DECIDED):
+        return record
+    if edit.kind == "retest":
+        note = f"judged again: {verdict.status.value}"
+        return replace(record, state=EditState.DISCHARGED, paid_attempts=record.paid_attempts + 1, note=note)
+    if verdict.status is _RESTS_ON[edit.kind]:
+        return record
+    note = f"the claim that it rests on is {verdict.status.value} by a newer verdict"
+    return replace(record, state=EditState.SUPERSEDED, note=note)
+
+
 def supersede(records: Sequence[EditRecord], new: EditRecord) -> tuple[EditRecord, ...]:
     """Add an edit to those there are; of two open ones in conflict the one with the newer verdict stands.
 
@@ -186,7 +236,7 @@ def contradict(a: RequiredEdit, b: RequiredEdit) -> bool:
     """
     if a.mechanism != b.mechanism or a.kind == b.kind or "retest" in (a.kind, b.kind) or not a.place.overlaps(b.place):
         return False
-    return a.cause == b.cause or "remove" in (a.kind, b.kind)
+    return same_cause(a.cause) == same_cause(b.cause) or "remove" in (a.kind, b.kind)
 
 
 def _require_open(record: EditRecord, what: str) -> None:

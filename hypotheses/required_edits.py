@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hypotheses.barred_claims import BarredClaim, barred_claims, claim_is_barred, same_cause
+from hypotheses.barred_claims import BarredClaim, JudgedClaim, barred_claims, claim_is_barred, same_cause
+from hypotheses.carrying_out import check_carried_out, new_part
 from hypotheses.edit_states import (
     MAX_PAID_ATTEMPTS,
+    MAX_REFUSED_TURNS,
     EditKind,
     EditRecord,
     EditState,
@@ -23,6 +25,8 @@ from hypotheses.edit_states import (
     contradict,
     discharge,
     expire,
+    refuse,
+    settle,
     supersede,
 )
 from hypotheses.predictions import Explanation
@@ -37,19 +41,22 @@ from hypotheses.probe_kinds import (
     Place,
     Probe,
 )
-from hypotheses.probes import ProbeEvidence, check_probe, probe_mechanism, probe_problems
+from hypotheses.probes import ProbeEvidence, ProbeStatus, check_probe, probe_mechanism, probe_problems
 from hypotheses.verdict_records import Verdict, VerdictStatus
 
 __all__ = [
     "MAX_PAID_ATTEMPTS",
+    "MAX_REFUSED_TURNS",
     "BarredClaim",
     "EditKind",
     "EditRecord",
     "EditState",
     "EditStateError",
+    "JudgedClaim",
     "RequiredEdit",
     "attempt",
     "barred_claims",
+    "check_carried_out",
     "check_required_edit",
     "claim_is_barred",
     "close_costly",
@@ -57,6 +64,11 @@ __all__ = [
     "default_edits",
     "discharge",
     "expire",
+    "new_part",
+    "refine_instead",
+    "refuse",
+    "same_cause",
+    "settle",
     "supersede",
 ]
 
@@ -77,6 +89,7 @@ _PROBES: dict[EditKind, tuple[str, ...]] = {
     "refine": ("knockout", "artifact", "call", "order"),
     "retest": ("knockout", "artifact", "call", "order"),
 }
+_PART_KINDS: tuple[EditKind, ...] = ("replace", "extend", "refine")
 _TYPICAL_SHARE = 0.5
 """Share of layers that the probes of default edits want changed: gated mechanisms rightly leave some alone."""
 
@@ -96,19 +109,27 @@ def check_required_edit(
         verdict: the verdict it is to follow from.
         mechanisms: what the incumbent declares; None skips the checks that need it.
         incumbent: evidence of the incumbent's own run: a probe that holds there already could never show a change.
-        incumbent_knocked_out: the incumbent without the probe's mechanism, where there is such a run.
+        incumbent_knocked_out: the incumbent without the probe's mechanism; without layers when that did not run to its
+            end, None when it was not tried.
     """
     problems = _claim_problems(edit, verdict) + _probe_fit_problems(edit)
     if mechanisms is not None:
         problems += _incumbent_problems(edit, mechanisms)
-    # A refinement keeps what is there and makes it better, so its probe may hold before and after.
-    if not problems and incumbent is not None and edit.kind not in ("refine", "retest"):
-        result = check_probe(edit.probe, incumbent, knocked_out=incumbent_knocked_out)
-        if result.is_decisive:
-            problems.append(
-                f"its probe holds for the incumbent already ({result.detail}), "
-                "so it could not show that the edit was made"
-            )
+    if problems or incumbent is None:
+        return problems
+    if not any(edit.place.has_layer(name) for name in incumbent.layers):
+        return [f"the subject has no layer at {edit.place}"]
+    # A refinement keeps what is there and makes it better, so its probe may hold before and after; a new verdict and
+    # nothing else settles a retest.
+    if edit.kind in ("refine", "retest"):
+        return []
+    result = check_probe(edit.probe, incumbent, knocked_out=incumbent_knocked_out)
+    if result.is_decisive:
+        problems.append(
+            f"its probe holds for the incumbent already ({result.detail}), so it could not show that the edit was made"
+        )
+    elif result.status is ProbeStatus.UNDETERMINED and incumbent_knocked_out is not None:
+        problems.append(f"its probe has no answer for the incumbent ({result.detail})")
     return problems
 
 
@@ -144,6 +165,17 @@ def default_edits(
     return edits
 
 
+def refine_instead(edit: RequiredEdit) -> RequiredEdit:
+    """Return what takes the place of a default `extend` where the mechanism acts at the place already."""
+    return edit.model_copy(
+        update={
+            "kind": "refine",
+            "wording": f"Supported: {edit.cause} through {edit.mechanism}. It acts at {edit.place} already, where errors are "
+            "worst: make it do more there.",
+        }
+    )
+
+
 def _claim_problems(edit: RequiredEdit, verdict: Verdict) -> list[str]:
     problems = []
     if (edit.mechanism, same_cause(edit.cause)) != (verdict.mechanism, same_cause(verdict.cause)):
@@ -177,16 +209,20 @@ def _probe_fit_problems(edit: RequiredEdit) -> list[str]:
             problems.append(f"a knockout probe of {edit.kind!r} expects {wanted!r}, not {probe.expect!r}")
         if edit.kind == "replace" and name == edit.mechanism:
             problems.append(f"knocking out {name!r} cannot show that it was replaced; name what replaces it")
-    # What replaces, refines or extends a mechanism may be a part of its own, with a name of its own.
-    if name is not None and name != edit.mechanism and edit.kind == "remove":
-        problems.append(f"the probe is about {name!r}, the edit about {edit.mechanism!r}")
+    if edit.part is not None and edit.kind not in _PART_KINDS:
+        problems.append(f"{edit.kind!r} brings no part, so {edit.part!r} has no place in it")
+    if edit.part == edit.mechanism:
+        problems.append(f"the part that is to come is named {edit.part!r} like the mechanism itself")
+    subjects = (edit.mechanism,) if isinstance(probe, AbsentProbe) else (edit.mechanism, edit.part)
+    if name is not None and name not in subjects:
+        problems.append(f"the probe is about {name!r}, the edit about {edit.mechanism!r}{_part_hint(edit, name)}")
     if isinstance(probe, CallProbe | OrderProbe) and name is None and _last_op(probe) in MEASUREMENTS:
         problems.append(
             f"the result of a call of {_last_op(probe)!r} may be thrown away; "
             "name the mechanism that uses it in the probe"
         )
-    if not _probe_place(probe).overlaps(edit.place):
-        problems.append(f"the probe looks at {_probe_place(probe)}, the edit is about {edit.place}")
+    if not edit.place.is_within(_probe_place(probe)):
+        problems.append(f"the probe looks at {_probe_place(probe)}, which does not cover {edit.place}")
     return problems
 
 
@@ -197,14 +233,21 @@ def _incumbent_problems(edit: RequiredEdit, mechanisms: Sequence[str]) -> list[s
     if edit.kind != "retest" and edit.mechanism not in mechanisms:
         known = ", ".join(map(repr, mechanisms)) or "none"
         problems.append(f"mechanism {edit.mechanism!r} is not in the incumbent; declared there: {known}")
-    name = probe_mechanism(edit.probe)
-    if name is not None and name != edit.mechanism and edit.kind != "remove":
-        # Knocking out what is there already would show nothing about the change.
-        if name in mechanisms:
-            problems.append(f"the probe names {name!r}, which the incumbent has already; name the part that is to come")
-    elif edit.kind in ("extend", "refine"):
+    # Knocking out what is there already would show nothing about the change.
+    if edit.part is not None and edit.part in mechanisms:
+        problems.append(f"part {edit.part!r} is in the incumbent already; name the part that is to come")
+    elif not problems and probe_mechanism(edit.probe) != edit.part:
         problems += probe_problems(edit.probe, mechanisms=mechanisms, source_names=frozenset())
     return problems
+
+
+def _part_hint(edit: RequiredEdit, name: str) -> str:
+    """How to name a part that is to come, where the kind of edit and the probe are about one."""
+    if edit.kind not in _PART_KINDS or isinstance(edit.probe, AbsentProbe):
+        return ""
+    if edit.part is not None:
+        return f" with {edit.part!r}"
+    return f"; a part that is to come is declared, as in '{edit.kind} {edit.mechanism} with {name} at ...'"
 
 
 def _last_op(probe: CallProbe | OrderProbe) -> str:

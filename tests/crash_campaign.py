@@ -141,6 +141,7 @@ EXPLAINED = write_explanation(
                     kind="refine",
                     mechanism="restore",
                     cause="both_needed",
+                    part="rotation",
                     wording="rotate the blocks that were restored",
                     probe=KnockoutProbe(mechanism="rotation", share=0.5),
                 ),

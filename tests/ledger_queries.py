@@ -38,6 +38,12 @@ REFUSED_BEFORE_A_CALL = """
     SELECT count(*) FROM proposals p WHERE p.kind = 'candidate' AND p.status = 'refused' AND NOT EXISTS (
         SELECT 1 FROM evaluations e WHERE e.program_id = p.program_id)
 """
+RETURNED_RENAMED = """
+    SELECT count(*) FROM proposals p WHERE p.kind = 'candidate' AND p.status = 'refused' AND p.stage = 'barred claim'
+    AND p.reason LIKE '%''range_migration'' acts through %(as ''balancing'')%'
+    AND NOT EXISTS (SELECT 1 FROM evaluations e WHERE e.program_id = p.program_id)
+    AND NOT EXISTS (SELECT 1 FROM programs g WHERE g.origin = 'candidate' AND g.mechanisms LIKE '%range_migration%')
+"""
 
 
 def violations(path: Path) -> dict[str, list[tuple[object, ...]]]:

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from evaluators.results import LayerError
 from forge.errors import ProposerError, ProposerExhausted
+from hypotheses.predictions import Control
 from hypotheses.required_edits import BarredClaim, EditRecord
 
 __all__ = [
@@ -73,7 +74,8 @@ class ExplanationRequest:
     known_effects: results that stand already; shown, never evidence. noise_floor: one standard error of an effect, nats
     per token.
     expected_width: the expected width of a measured retained effect (a ratio). inseparable: pairs of hypotheses that no
-    control of the previous answer separated (attempt 1 may add a control for them).
+    control of the previous answer separated (attempt 1 may add a control for them). retested: refuted claims,
+    (mechanism, cause), that the child tests again; brought_controls: what its proposal brought for that.
     """
 
     prompt: str
@@ -93,6 +95,8 @@ class ExplanationRequest:
     mechanical_controls: tuple[str, ...] = ()
     barred_claims: tuple[BarredClaim, ...] = ()
     inseparable: tuple[tuple[str, str], ...] = ()
+    retested: tuple[tuple[str, str], ...] = ()
+    brought_controls: tuple[Control, ...] = ()
     budget_left: int = 0
     seed: int = 0
 

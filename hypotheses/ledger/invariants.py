@@ -83,8 +83,8 @@ INVARIANTS: tuple[Invariant, ...] = (
     Invariant(
         "lineage {0} has {1} open blocking required edits",
         "SELECT r.lineage, count(*) FROM required_edits r JOIN required_edit_states s ON s.seq = (SELECT max(seq) "
-        "FROM required_edit_states WHERE edit_id = r.id) WHERE r.blocking AND s.state = 'open' "
-        "GROUP BY r.lineage HAVING count(*) > 1 ORDER BY r.lineage",
+        "FROM required_edit_states WHERE edit_id = r.id) WHERE r.blocking "
+        "AND s.state IN ('open', 'attempted', 'refused') GROUP BY r.lineage HAVING count(*) > 1 ORDER BY r.lineage",
     ),
     Invariant(
         "required edit {0} is discharged without evidence of a probe from a paid evaluation",

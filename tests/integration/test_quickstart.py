@@ -13,6 +13,7 @@ from tests.ledger_queries import (
     DISCHARGED_LATER,
     OBSERVATIONS_WITH_RIVALS,
     REFUSED_BEFORE_A_CALL,
+    RETURNED_RENAMED,
     VERDICTS,
     count,
     recomputed,
@@ -38,6 +39,10 @@ def test_it_decides(ledger: Path) -> None:
     assert count(ledger, VERDICTS, "refuted") >= 1
     assert count(ledger, VERDICTS, "supported") >= 1
     assert count(ledger, DISCHARGED_LATER) >= 1
+
+
+def test_a_refuted_mechanism_that_returns_under_another_name_is_refused_before_any_call(ledger: Path) -> None:
+    assert count(ledger, RETURNED_RENAMED) >= 1
 
 
 def test_its_verdicts_follow_from_the_ledger_alone(ledger: Path) -> None:

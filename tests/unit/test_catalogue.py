@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from forge import program_source
+from forge.controls import build_control
 from forge.edits import apply_edits
 from forge.errors import ProposerExhausted
+from forge.execution import touched_mechanisms
 from forge.program_identity import ast_hash
 from forge.proposers.base import ExplanationRequest, MeasuredEffect, ProposalRequest
 from forge.proposers.catalogue import CatalogueProposer, catalogue_hash
 from forge.proposers.catalogue.entry import Entry, load_entries
+from forge.proposers.catalogue.proposer import _conditional
 from forge.proposers.catalogue.weave import weave
-from forge.replies import parse_explanation, parse_proposal
+from forge.replies import ReplyProblem, awaited_verdict, parse_explanation, parse_proposal
 from forge.static_checks import static_problems
-from hypotheses.required_edits import RequiredEdit
+from hypotheses.probe_kinds import AbsentProbe
+from hypotheses.required_edits import MAX_REFUSED_TURNS, EditRecord, RequiredEdit, check_required_edit
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = (ROOT / "forge" / "programs" / "rtn.py").read_text()
@@ -79,6 +84,7 @@ def test_every_entry_weaves_into_a_valid_and_different_program(key: str) -> None
     declared = set(program_source.mechanisms(after))
     assert set(entry.adds) <= declared
     assert not set(entry.drops) & declared
+    assert set(touched_mechanisms(before, after).altered) <= {claim.mechanism for claim in entry.claims}
     for name in entry.adds:
         assert ast_hash(program_source.knock_out(after, [name])) != ast_hash(after)
 
@@ -104,22 +110,37 @@ def test_every_explanation_reads_and_its_controls_apply(key: str) -> None:
     assert entry.explanation is not None
     assert len(parsed.explanation.controls) == len(entry.explanation.controls)
     assert len(parsed.explanation.hypotheses) >= 2
+    for control in parsed.explanation.controls:
+        assert ast_hash(build_control(control, parent=parent, child=child)) != ast_hash(child)
 
 
-def test_every_wish_names_an_entry_and_is_a_valid_required_edit() -> None:
+def test_every_wish_follows_from_its_verdict_and_its_entry_brings_the_part() -> None:
     for entry in ENTRIES.values():
         for wish in entry.explanation.wishes if entry.explanation else ():
             assert wish.then in ENTRIES, f"{entry.key} wishes for {wish.then}"
-            mechanism = entry.claims[0].mechanism
-            RequiredEdit.model_validate(
-                {
-                    "kind": wish.kind,
-                    "mechanism": mechanism,
-                    "cause": wish.cause,
-                    "wording": wish.wording,
-                    "probe": wish.probe,
-                }
-            )
+            wanted = _conditional(wish, entry)
+            verdict = awaited_verdict(wanted, wanted.edit.mechanism)
+            mechanisms = {*entry.adds, *entry.needs, *(claim.mechanism for claim in entry.claims)}
+            assert check_required_edit(wanted.edit, verdict, mechanisms=tuple(mechanisms)) == [], entry.key
+            assert wish.part is None or wish.part in ENTRIES[wish.then].adds
+
+
+def test_to_a_blocking_edit_that_no_entry_carries_out_it_answers_without_an_edit() -> None:
+    foreign = RequiredEdit(
+        kind="remove", mechanism="x", cause="y", wording="no entry does", probe=AbsentProbe(mechanism="x")
+    )
+    record = EditRecord(key="edit-1a2b3c4d", edit=foreign, lineage="main", order=1)
+    reply = CatalogueProposer().propose(request(SEED, open_edits=(record,)))
+    with pytest.raises(ReplyProblem):
+        parse_proposal(reply.text)
+    patient = replace(record, refused_turns=MAX_REFUSED_TURNS)
+    assert parse_proposal(CatalogueProposer().propose(request(SEED, open_edits=(patient,))).text).edits
+
+
+def test_the_refuted_balancing_returns_under_another_name() -> None:
+    after = woven("balancing", "stronger_balancing")
+    first, second = (program_source.mechanism_fingerprint(after, name) for name in ("balancing", "range_migration"))
+    assert first == second
 
 
 def test_same_request_same_answer_and_seeds_differ() -> None:
@@ -139,8 +160,9 @@ def test_it_walks_to_an_end() -> None:
         claims = tuple((claim.name, claim.cause) for claim in reply.mechanisms)
         assert not set(claims[:1]) & set(tried), "an entry came back"
         tried += claims
-        source = apply_edits(source, reply.edits)
+        before, source = source, apply_edits(source, reply.edits)
         assert program_source.check_convention(source) == ()
+        assert set(touched_mechanisms(before, source).altered) <= {claim.name for claim in reply.mechanisms}, claims
     else:
         pytest.fail("the catalogue never ends")
     assert len(tried) >= 10

@@ -17,6 +17,7 @@ K, N = 128, 8
 NEAREST, SWAP = ActivationRule(scale_rule="even"), ActivationRule(scale_rule="even", code_rule="block_swap")
 BACKWARDS = torch.arange(K - 1, -1, -1)  # blocks and their insides reversed: every block stays together
 SCATTER = torch.randperm(K, generator=torch.Generator().manual_seed(3))
+SIGNS = torch.tensor([1.0, -1.0, -1.0, 1.0]).repeat(K // 4)
 POWERS = torch.tensor([0.5, 2.0, 4.0, 1.0]).repeat_interleave(32)
 
 
@@ -43,6 +44,8 @@ EMPTY: dict[str, Transform] = {
     "one power of two": (diagonal(torch.full((K,), 8.0)),),
     "a power of two on each block": (diagonal(POWERS),),
     "blocks and their insides in another order": (permutation(BACKWARDS),),
+    "signs": (diagonal(SIGNS),),
+    "signed powers": (diagonal(POWERS * SIGNS),),
     "powers and order": (diagonal(POWERS), permutation(BACKWARDS), diagonal(POWERS)),
 }
 ACTING: dict[str, tuple[Transform, list[str]]] = {
@@ -51,7 +54,7 @@ ACTING: dict[str, tuple[Transform, list[str]]] = {
     "a scatter": ((permutation(SCATTER),), ["Permutation"]),
     "an order before a rotation": ((permutation(BACKWARDS), ROTATION), ["Permutation", "Hadamard"]),
     "no power of two": ((diagonal(torch.full((K,), 3.0)),), ["Diagonal"]),
-    "minus one": ((diagonal(-torch.ones(K)),), ["Diagonal"]),
+    "signs before a rotation": ((diagonal(SIGNS), ROTATION), ["Diagonal", "Hadamard"]),
     "powers inside a block": ((diagonal(torch.tensor([1.0, 2.0]).repeat(K // 2)),), ["Diagonal"]),
     "powers before a wide rotation": ((diagonal(POWERS), Hadamard(size=64)), ["Diagonal", "Hadamard"]),
     "powers before a block rotation": ((diagonal(POWERS), ROTATION), ["Hadamard"]),
@@ -89,11 +92,13 @@ def test_what_acts_stays(name: str) -> None:
 
 def test_a_permutation_before_a_block_swap_is_never_empty() -> None:
     assert essence((permutation(BACKWARDS),), SWAP).steps != ()
+    assert essence((diagonal(SIGNS),), SWAP).steps != ()
     assert essence((IN_ORDER,), SWAP).steps == ()
 
 
-STEPS = st.sampled_from([ONES, IN_ORDER, EYE, ROTATION, Hadamard(size=64), diagonal(POWERS), permutation(BACKWARDS),
-                         permutation(SCATTER), diagonal(torch.full((K,), 3.0))])  # fmt: skip
+EVERY_STEP = [step for transform in EMPTY.values() for step in transform]
+EVERY_STEP += [step for transform, _ in ACTING.values() for step in transform]
+STEPS = st.sampled_from(EVERY_STEP)
 
 
 @given(st.lists(STEPS, max_size=5))

@@ -74,7 +74,7 @@ def programs_of(ledger: Ledger, *controls: Control) -> tuple[set[str], dict[str,
         ),
     )
     explainer = Explainer(ledger, desk, screener, *[cast(object, None)] * 6, 7)  # type: ignore[arg-type]
-    programs, problems, known = explainer._control_programs(explanation, parent_scored, child_scored)
+    programs, problems, known = explainer._control_programs(explanation.controls, parent_scored, child_scored)
     return set(programs), problems, known
 
 
@@ -91,6 +91,14 @@ def test_two_names_for_one_program_make_one_control(ledger: Ledger) -> None:
     assert made == {"without"}
     assert problems == {"alone": "it is the same program as control 'without'"}
     assert len(ledger.programs(origin="control")) == 1
+
+
+def test_a_comment_makes_no_second_control(ledger: Ledger) -> None:
+    made, problems, _ = programs_of(
+        ledger, substitute("one", "    return weight * 2"), substitute("same", "    return weight * 2  # twice")
+    )
+    assert made == {"one"}
+    assert problems == {"same": "it is the same program as control 'one'"}
 
 
 def test_controls_that_cannot_run_are_told_apart(ledger: Ledger) -> None:
@@ -181,5 +189,5 @@ def test_a_control_that_installs_what_an_earlier_program_installs_is_known(ledge
 def test_the_childs_own_confirmation_makes_nothing_known(ledger: Ledger) -> None:
     child = screener_of(ledger).store(CHILD, origin="candidate", title="child", parent=None)
     evaluate(ledger, candidate(child, kind="confirmation", split="confirm", draw=1, turn=1), scored(2.0, 2.0))
-    assert KnownResults.of(ledger, child.id).of_program(child, "") is None
-    assert KnownResults.of(ledger, "prog-other").of_program(child, "") is not None
+    assert KnownResults.of(ledger, child.id).of_program(child, "", installs_as=lambda paid: "") is None
+    assert KnownResults.of(ledger, "prog-other").of_program(child, "", installs_as=lambda paid: "") is not None

@@ -306,10 +306,24 @@ def test_a_required_edit_that_could_never_follow_is_told_while_it_can_be_mended(
     assert words in problems_of(EXPLANATION.replace(old, new))
 
 
-def test_an_undecided_verdict_never_blocks() -> None:
-    text = EXPLANATION.replace("refuted: replace", "inconclusive: retest").replace('"absent"', '"knockout"')
-    (wish,) = parse_explanation(text).required_edits
-    assert not wish.edit.blocking
+@pytest.mark.parametrize("verdict", ["inconclusive", "not_executed", "invalid"])
+def test_an_undecided_verdict_may_ask_for_a_retest_and_never_blocks(verdict: str) -> None:
+    text = EXPLANATION.replace("refuted: replace", f"{verdict}: retest").replace('"absent"', '"knockout"')
+    reply = parse_explanation(text)
+    (wish,) = reply.required_edits
+    assert (wish.verdict, wish.edit.kind, wish.edit.blocking) == (verdict, "retest", False)
+    assert parse_explanation(write_explanation(reply)) == reply
+
+
+@pytest.mark.parametrize("word", ["with", "by"])
+def test_a_part_that_is_to_come_is_declared_and_read_back(word: str) -> None:
+    text = EXPLANATION.replace("replace block_rotation at", f"replace block_rotation {word} sorting at")
+    reply = parse_explanation(
+        text.replace('"absent", "mechanism": "block_rotation"', '"knockout", "mechanism": "sorting"')
+    )
+    (wish,) = reply.required_edits
+    assert (wish.edit.mechanism, wish.edit.part) == ("block_rotation", "sorting")
+    assert parse_explanation(write_explanation(reply)) == reply
 
 
 def test_bold_words_in_prose_are_no_headings() -> None:

@@ -11,8 +11,9 @@ import pytest
 from forge.required import EditBoard
 from hypotheses.ledger import Ledger, Observation, Registration
 from hypotheses.probe_kinds import AbsentProbe, KnockoutProbe, Place
-from hypotheses.probes import ProbeResult, ProbeStatus
-from hypotheses.required_edits import EditRecord, EditState, RequiredEdit
+from hypotheses.probes import ProbeEvidence, ProbeResult, ProbeStatus
+from hypotheses.required_edits import MAX_REFUSED_TURNS, EditRecord, EditState, RequiredEdit
+from hypotheses.verdicts import Verdict, VerdictStatus
 from tests.ledger_builders import new_campaign, new_program, observe, register
 
 EXECUTED = ProbeResult(status=ProbeStatus.EXECUTED, detail="14 of 14 layers changed")
@@ -145,3 +146,62 @@ def test_an_attempt_after_others_in_vain_can_still_discharge(table: Table) -> No
     after = table.attempt(read, EXECUTED, number=6)
     assert (after.state, after.paid_attempts) == (EditState.DISCHARGED, 2)
     assert table.board.records() == (after,)
+
+
+def test_turns_refused_while_it_blocks_are_counted_noted_and_read_back(table: Table) -> None:
+    (record,) = table.require(edit())
+    for turn in range(5, 5 + MAX_REFUSED_TURNS):
+        assert record.blocks
+        after = table.board.refused(record, turn=turn)
+        (record,) = table.board.records()
+        assert record == after
+    assert not record.blocks
+    assert table.board.open() == (record,)
+    notes = [note.text for note in table.ledger.notes()]
+    assert notes == [f"{record.key} blocks no more and stays open: 3 turns ended without a program while it blocked"]
+    assert table.ledger.check_invariants() == []
+    assert table.attempt(record, IDLE, number=9).is_open
+
+
+def test_a_probe_of_absence_is_told_by_code_what_must_be_gone(table: Table) -> None:
+    forged = edit("remove", probe=AbsentProbe(mechanism="rotation", fingerprint="forged"))
+    observation = observe(table.ledger, number=1)
+    registration = register(table.ledger, observation)
+    (record,) = table.board.require(
+        [(forged, registration.hypotheses[1].id)],
+        observation_id=observation.id,
+        turn=1,
+        incumbent=ProbeEvidence(
+            fingerprints={"rotation": "f00d", "quantize": "beef"}, shapes={"rotation": "5ha9e", "quantize": "cafe"}
+        ),
+    )
+    assert record.edit.probe == AbsentProbe(mechanism="rotation", fingerprint="f00d", shape="5ha9e", others=("beef",))
+
+
+def test_what_the_incumbent_lacks_is_set_aside(table: Table) -> None:
+    table.require(edit("extend"), edit("retest", "branch", cause="other"))
+    assert [record.set_aside for record in table.board.open(["rotation"])] == [False, False]
+    aside = {record.edit.kind: record.set_aside for record in table.board.open([])}
+    assert aside == {"extend": True, "retest": False}
+    assert not any(record.blocks for record in table.board.open([]))
+
+
+def test_a_newer_verdict_closes_what_rests_on_the_opposite(table: Table) -> None:
+    (record,) = table.require(edit("extend"))
+    refuted = Verdict(
+        rule="",
+        hypothesis="h",
+        mechanism="rotation",
+        cause="Error-averaging",
+        status=VerdictStatus.REFUTED,
+        reason="",
+        alpha=0.0,
+        checks=(),
+        survivors=(),
+    )
+    ((before, after),) = table.board.settled(refuted)
+    assert before == record
+    assert after.state is EditState.SUPERSEDED
+    table.board.store(after, before=before, turn=7)
+    assert table.board.open() == ()
+    assert table.ledger.check_invariants() == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -12,13 +13,16 @@ from hypotheses.predictions import Explanation
 from hypotheses.probes import Place, ProbeEvidence, ProbeResult, ProbeStatus
 from hypotheses.required_edits import (
     MAX_PAID_ATTEMPTS,
+    MAX_REFUSED_TURNS,
     BarredClaim,
     EditRecord,
     EditState,
     EditStateError,
+    JudgedClaim,
     RequiredEdit,
     attempt,
     barred_claims,
+    check_carried_out,
     check_required_edit,
     claim_is_barred,
     close_costly,
@@ -26,6 +30,8 @@ from hypotheses.required_edits import (
     default_edits,
     discharge,
     expire,
+    refuse,
+    settle,
     supersede,
 )
 from hypotheses.verdicts import ALPHA, RULE, Verdict, VerdictStatus
@@ -77,7 +83,7 @@ def record(key: str = "e1", order: int = 1, lineage: str = "main", **changes: An
     [
         ("refuted", "remove", {"kind": "absent", "mechanism": "branch"}),
         ("refuted", "remove", knockout(expect="unchanged")),
-        ("refuted", "replace", knockout("plain_branch")),
+        ("refuted", "replace", knockout("plain_branch") | {"part": "plain_branch"}),
         ("refuted", "replace", {"kind": "artifact", "property": "rank", "value": 0}),
         ("refuted", "retest", knockout()),
         ("supported", "extend", knockout()),
@@ -87,7 +93,9 @@ def record(key: str = "e1", order: int = 1, lineage: str = "main", **changes: An
     ],
 )
 def test_edits_that_follow_from_their_verdict(status: str, kind: str, probe: dict[str, Any]) -> None:
-    assert check_required_edit(edit(kind=kind, probe=probe), verdict(status), mechanisms=("branch",)) == []
+    part = probe.pop("part", None)
+    wanted = edit(kind=kind, probe=probe, part=part)
+    assert check_required_edit(wanted, verdict(status), mechanisms=("branch",)) == []
 
 
 @pytest.mark.parametrize(
@@ -119,7 +127,20 @@ def test_edits_that_follow_from_their_verdict(status: str, kind: str, probe: dic
         ("supported", {"kind": "refine", "probe": {"kind": "call", "event": {"op": "second_moment"}}},
          "the result of a call of 'second_moment' may be thrown away; name the mechanism that uses it in the probe"),
         ("supported", {"kind": "extend", "place": {"roles": ["down"]}, "probe": knockout(place={"roles": ["q"]})},
-         "the probe looks at q of all blocks, the edit is about down of all blocks"),
+         "the probe looks at q of all blocks, which does not cover down of all blocks"),
+        ("supported", {"kind": "extend", "place": {"roles": ["q", "down"]}, "probe": knockout(place={"roles": ["q"]})},
+         "the probe looks at q of all blocks, which does not cover down, q of all blocks"),
+        ("supported", {"kind": "extend", "probe": knockout("ghost")},
+         "the probe is about 'ghost', the edit about 'branch'; a part that is to come is declared, "
+         "as in 'extend branch with ghost at ...'"),
+        ("supported", {"kind": "refine", "part": "finer", "probe": knockout("ghost")},
+         "the probe is about 'ghost', the edit about 'branch' with 'finer'"),
+        ("refuted", {"kind": "retest", "probe": knockout("ghost")}, "the probe is about 'ghost', the edit about 'branch'"),
+        ("refuted", {"kind": "replace", "part": "ghost", "probe": {"kind": "absent", "mechanism": "ghost"}},
+         "the probe is about 'ghost', the edit about 'branch'"),
+        ("refuted", {"kind": "remove", "part": "finer"}, "'remove' brings no part, so 'finer' has no place in it"),
+        ("supported", {"kind": "refine", "part": "branch", "probe": knockout()},
+         "the part that is to come is named 'branch' like the mechanism itself"),
     ],
 )  # fmt: skip
 def test_edits_that_do_not(status: str, changes: dict[str, Any], message: str) -> None:
@@ -137,11 +158,17 @@ def test_edits_against_the_incumbent() -> None:
 
 
 def test_a_refinement_may_bring_a_part_of_its_own() -> None:
-    refined = edit(kind="refine", probe={"kind": "knockout", "mechanism": "finer"})
+    refined = edit(kind="refine", part="finer", probe={"kind": "knockout", "mechanism": "finer"})
     assert check_required_edit(refined, verdict("supported"), mechanisms=("branch",)) == []
     assert check_required_edit(refined, verdict("supported"), mechanisms=("branch", "finer")) == [
-        "the probe names 'finer', which the incumbent has already; name the part that is to come"
+        "part 'finer' is in the incumbent already; name the part that is to come"
     ]
+
+
+def test_a_retest_of_what_is_not_there_is_told() -> None:
+    retest = edit(kind="retest", mechanism="gone", probe=knockout("gone"))
+    (problem,) = check_required_edit(retest, verdict("refuted", "gone"), mechanisms=("branch",))
+    assert problem == "probe names mechanism 'gone', which the program does not declare; declared: 'branch'"
 
 
 def test_a_probe_that_holds_already_could_not_show_the_edit() -> None:
@@ -152,6 +179,120 @@ def test_a_probe_that_holds_already_could_not_show_the_edit() -> None:
     assert problem.startswith("its probe holds for the incumbent already (rank == 0 holds for 2 of 2 layers")
     changed = edit(probe=probe | {"value": 8})
     assert check_required_edit(changed, verdict("refuted"), incumbent=incumbent) == []
+    elsewhere = edit(place={"blocks": [9]}, probe=probe | {"value": 8})
+    assert check_required_edit(elsewhere, verdict("refuted"), incumbent=incumbent) == [
+        "the subject has no layer at all roles of blocks 9"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["extend", "refine"])
+@pytest.mark.parametrize(
+    ("twin", "words"),
+    [
+        ({"q": "x", "down": "x"}, "its probe holds for the incumbent already"),
+        ({"q": "q", "down": "down"}, None),
+        ({}, "its probe has no answer for the incumbent"),
+        (None, None),
+    ],
+)
+def test_a_knockout_of_what_is_there_needs_the_incumbents_twin(
+    kind: str, twin: dict[str, str] | None, words: str | None
+) -> None:
+    def run(digests: dict[str, str]) -> ProbeEvidence:
+        layers = {f"blocks.0.{role}": {"digest": digest} for role, digest in digests.items()}
+        return ProbeEvidence(layers=layers, mechanisms=("branch",))
+
+    problems = check_required_edit(
+        edit(kind=kind, probe=knockout()),
+        verdict("supported"),
+        mechanisms=("branch",),
+        incumbent=run({"q": "q", "down": "down"}),
+        incumbent_knocked_out=None if twin is None else run(twin),
+    )
+    if kind == "refine" or words is None:
+        assert problems == []
+    else:
+        (problem,) = problems
+        assert words in problem
+
+
+# Carrying an edit out
+
+
+def run_of(*mechanisms: str, **digests: str) -> ProbeEvidence:
+    layers = {f"blocks.0.{role}": {"digest": digest} for role, digest in digests.items()}
+    return ProbeEvidence(layers=layers, mechanisms=mechanisms)
+
+
+@pytest.mark.parametrize(
+    ("changes", "altered", "run", "status", "words"),
+    [
+        ({}, ("branch",), {"q": "new", "down": "new"}, "executed", "changes 2 of 2"),
+        ({}, (), {"q": "new", "down": "new"}, "not_executed", "'branch' has the code that it has in the incumbent"),
+        ({}, ("branch",), {"q": "q", "down": "down"}, "not_executed", "is what the incumbent installs"),
+        ({"place": {"roles": ["q"]}}, ("branch",), {"q": "q", "down": "new"}, "not_executed", "at q of all blocks"),
+        ({"part": "finer"}, (), {"q": "new", "down": "new"}, "not_executed", "and 'finer' is no new mechanism"),
+        ({"part": "finer"}, ("finer",), {"q": "new", "down": "new"}, "executed", ""),
+    ],
+)
+@pytest.mark.parametrize("kind", ["extend", "refine"])
+def test_what_builds_on_a_mechanism_must_change_it_and_what_is_installed(
+    kind: str, changes: dict[str, Any], altered: tuple[str, ...], run: dict[str, str], status: str, words: str
+) -> None:
+    answer = check_carried_out(
+        edit(kind=kind, probe=knockout(), **changes),
+        run_of("branch", "finer", **run),
+        incumbent=run_of("branch", q="q", down="down"),
+        altered=altered,
+        knocked_out=run_of("branch", "finer", q="without", down="without"),
+    )
+    assert (answer.status, words in answer.detail) == (status, True), answer.detail
+
+
+@pytest.mark.parametrize("probe", [knockout(), {"kind": "artifact", "property": "rank", "value": 8}])
+@pytest.mark.parametrize(
+    ("altered", "not_neutral", "idle", "words"),
+    [
+        (("branch",), "", {}, ""),
+        (("branch",), "the neutral harms", {}, "the neutral harms"),
+        (("branch", "finer"), "", {"finer": "nothing hangs on it"}, ""),
+        (("finer",), "", {"finer": "nothing hangs on it"}, "'finer' does not act: nothing hangs on it"),
+    ],
+)
+def test_what_builds_on_a_mechanism_acts_and_its_neutral_is_one(
+    probe: dict[str, Any], altered: tuple[str, ...], not_neutral: str, idle: dict[str, str], words: str
+) -> None:
+    """Whatever the probe looks at: what the artifact shows says nothing of where it comes from."""
+    run = ProbeEvidence(layers={"blocks.0.q": {"digest": "new", "rank": 8}}, mechanisms=("branch", "finer"))
+    answer = check_carried_out(
+        edit(kind="refine", part="finer", probe=probe),
+        run,
+        incumbent=run_of("branch", q="q"),
+        altered=altered,
+        knocked_out=run_of("branch", "finer", q="without"),
+        not_neutral=not_neutral,
+        idle=idle,
+    )
+    assert answer.is_decisive is (words == "")
+    assert words in answer.detail
+
+
+def test_what_is_to_go_may_be_idle() -> None:
+    gone = edit(kind="remove", probe=knockout(expect="unchanged"))
+    run = run_of("branch", q="q")
+    idle = {"branch": "nothing hangs on it"}
+    assert check_carried_out(gone, run, incumbent=run, altered=(), knocked_out=run, idle=idle).is_decisive
+
+
+def test_a_removal_needs_its_probe_alone() -> None:
+    gone = edit(kind="remove")
+    incumbent = run_of("branch", q="q")
+    assert check_carried_out(gone, run_of(q="q"), incumbent=incumbent, altered=()).is_decisive
+    idle = edit(kind="refine", probe=knockout())
+    same = check_carried_out(
+        idle, run_of("branch", q="a"), incumbent=incumbent, altered=("branch",), knocked_out=run_of(q="a")
+    )
+    assert same.status is ProbeStatus.NOT_EXECUTED
 
 
 def test_wording_is_required_and_the_probe_is_typed() -> None:
@@ -344,34 +485,84 @@ def test_the_newest_blocking_edit_stands_whatever_the_order(rows: list[tuple[int
 # Barred claims
 
 
+def judged(status: str, mechanism: str = "branch", fingerprint: str | None = None) -> JudgedClaim:
+    return JudgedClaim(
+        mechanism=mechanism, cause="selection", status=VerdictStatus(status), fingerprint=fingerprint, program="prog-1"
+    )
+
+
 def test_refuted_claims_are_barred_and_support_lifts_the_bar() -> None:
-    history = [
-        verdict("refuted"),
-        verdict("inconclusive", "rotation", "spreading"),
-        verdict("supported", cause="capacity"),
-    ]
-    barred = barred_claims(history, fingerprints={"branch": "f00d"}, artifacts={"branch": "a1"})
-    assert barred == {BarredClaim(mechanism="branch", cause="selection", fingerprint="f00d", artifact="a1")}
-    assert barred_claims([*history, verdict("supported")]) == frozenset()
-    assert len(barred_claims([*history, verdict("supported"), verdict("refuted")])) == 1
+    history = [judged("supported"), judged("refuted", fingerprint="f00d"), judged("inconclusive")]
+    barred = barred_claims(history)
+    assert barred == {BarredClaim(mechanism="branch", cause="selection", fingerprint="f00d", program="prog-1")}
+    assert barred_claims([*history, judged("supported")]) == frozenset()
+    assert len(barred_claims([*history, judged("supported"), judged("refuted")])) == 1
+    assert barred_claims([*history, judged("supported", "salient", "f00d")]) == frozenset(), "the same code renamed"
+    assert barred_claims([*history, judged("supported", "salient", "beef")]) == barred
 
 
 def test_a_claim_is_recognised_under_another_name() -> None:
-    barred = barred_claims([verdict("refuted")], fingerprints={"branch": "f00d"}, artifacts={"branch": "a1"})
+    barred = barred_claims([judged("refuted", fingerprint="f00d")])
     (claim,) = barred
     assert claim_is_barred("branch", "beef", "selection", barred) == claim  # tuned, under the old name
     assert claim_is_barred("salient", "f00d", "selection", barred) == claim
     assert claim_is_barred("salient", "f00d", "Selection", barred) == claim
-    assert claim_is_barred("salient", "beef", "selection", barred, artifact="a1") == claim
-    assert claim_is_barred("salient", "beef", "selection", barred, artifact="a2") is None
+    assert claim_is_barred("salient", "beef", "selection", barred, installs_the_same=lambda other: True) == claim
+    assert claim_is_barred("salient", "beef", "selection", barred, installs_the_same=lambda other: False) is None
+    assert claim_is_barred("salient", "beef", "capacity", barred, installs_the_same=lambda other: True) is None
     assert claim_is_barred("salient", None, "selection", barred) is None
 
 
 def test_inherited_code_under_another_claim_is_legal() -> None:
     """What is refuted is the pair, not the code: the same mechanism may be used for what it does do."""
-    barred = barred_claims([verdict("refuted")], fingerprints={"branch": "f00d"})
+    barred = barred_claims([judged("refuted", fingerprint="f00d")])
     assert claim_is_barred("branch", "f00d", "capacity", barred) is None
 
 
 def test_unknown_fingerprints_do_not_match_each_other() -> None:
-    assert claim_is_barred("salient", None, "selection", barred_claims([verdict("refuted")])) is None
+    assert claim_is_barred("salient", None, "selection", barred_claims([judged("refuted")])) is None
+
+
+# Refused turns and newer verdicts
+
+
+def test_an_edit_that_nobody_addresses_stops_blocking_and_stays_open() -> None:
+    ignored = record()
+    for turn in range(MAX_REFUSED_TURNS):
+        assert ignored.blocks, turn
+        ignored = refuse(ignored)
+    assert ignored.is_open
+    assert not ignored.blocks
+    assert attempt(ignored, EXECUTED, paid=True).state is EditState.DISCHARGED
+    with pytest.raises(EditStateError, match="cannot be refused"):
+        refuse(attempt(record(), EXECUTED, paid=True))
+
+
+def test_an_edit_of_what_the_incumbent_lacks_does_not_block() -> None:
+    assert record().blocks
+    assert not dataclasses.replace(record(), set_aside=True).blocks
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "state"),
+    [
+        ("retest", "supported", "discharged"),
+        ("retest", "refuted", "discharged"),
+        ("retest", "inconclusive", "open"),
+        ("retest", "not_executed", "open"),
+        ("extend", "refuted", "superseded"),
+        ("refine", "refuted", "superseded"),
+        ("extend", "supported", "open"),
+        ("remove", "supported", "superseded"),
+        ("replace", "supported", "superseded"),
+        ("remove", "refuted", "open"),
+        ("remove", "inconclusive", "open"),
+    ],
+)
+def test_a_newer_verdict_on_its_claim_settles_an_edit(kind: str, status: str, state: str) -> None:
+    open_edit = record(kind=kind, probe=knockout())
+    after = settle(open_edit, verdict(status, cause="Selection"))
+    assert after.state == state
+    assert (after == open_edit) == (state == "open")
+    assert settle(open_edit, verdict(status, cause="capacity")) == open_edit
+    assert settle(open_edit, verdict(status, mechanism="rotation")) == open_edit

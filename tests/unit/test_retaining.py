@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evaluators.results import ContractClass
-from forge.retaining import CLASS_ORDER, is_class_allowed, judge
+from forge.retaining import CLASS_ORDER, is_class_allowed, is_gain, is_loss, judge
 from hypotheses.effects import PairedEffect
 from tests.ledger_builders import scored
 
@@ -41,6 +41,15 @@ def test_beyond_the_noise_or_not(z: float, promoted: bool, worse: bool) -> None:
 def test_a_sharp_comparison_does_not_undercut_the_noise_floor(floor: float, promoted: bool) -> None:
     result = retention(2.5, floor=floor)
     assert result.promoted is promoted, result.reason
+
+
+@pytest.mark.parametrize(("floor", "worse"), [(0.0, True), (0.012, True), (0.013, False), (0.1, False)])
+def test_a_sharp_loss_is_held_to_the_noise_floor_like_a_gain(floor: float, worse: bool) -> None:
+    assert is_loss(effect(-2.5), promotion_sigma=2.0, noise_floor=floor) is worse
+    assert is_gain(effect(2.5), promotion_sigma=2.0, noise_floor=floor) is worse
+    result = retention(-2.5, floor=floor)
+    assert result.worse is worse, result.reason
+    assert retention(-2.5, floor=floor, simplifies=True).promoted is not worse
 
 
 @pytest.mark.parametrize(

@@ -72,11 +72,15 @@ class PredictionText(_Strict):
 
 
 class Wish(_Strict):
-    """A required edit asked for when a verdict falls as `when` says. `then` names the entry that carries it out."""
+    """A required edit asked for when a verdict falls as `when` says. `then` names the entry that carries it out.
+
+    part: mechanism that this entry adds for it, where the probe or the change needs one.
+    """
 
     cause: str
     when: Literal["supported", "refuted"]
     kind: Literal["remove", "replace", "extend", "refine", "retest"]
+    part: str | None = None
     place: str = "everywhere"
     wording: str
     probe: dict[str, object]

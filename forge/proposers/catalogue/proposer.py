@@ -34,7 +34,10 @@ class CatalogueProposer:
         self._entries = load_entries() if entries is None else entries
 
     def propose(self, request: ProposalRequest) -> Reply:
-        """Answer with the next entry that can be woven into the incumbent; open required edits come first."""
+        """Answer with the next entry that can be woven into the incumbent; open required edits come first.
+
+        To one that blocks and that no entry carries out the answer is no edit, until it blocks no more.
+        """
         for record in sorted(request.open_edits, key=lambda record: not record.blocks):
             entry = self._entry_for(record)
             if entry is not None and (entry.claims[0].mechanism, entry.claims[0].cause) not in request.tried:
@@ -42,6 +45,9 @@ class CatalogueProposer:
                     return self._proposal(entry, request, discharges=(record.key,))
                 except NotApplicable:
                     continue
+            if record.blocks:
+                # Any edit of the catalogue would be refused, and with it lost for later.
+                return _reply(f"## Analysis\nThe catalogue has no edit that carries out {record.key}.\n")
         for entry in self._order(request.seed):
             if self._is_open(entry, request):
                 try:
@@ -82,7 +88,10 @@ class CatalogueProposer:
             analysis=f"Rivals written down with the catalogue's entry {entry.key!r}.",
             explanation=explanation,
             required_edits=tuple(
-                _conditional(wish, entry) for wish in texts.wishes if self._can_carry_out(wish, request.child_source)
+                _conditional(wish, entry)
+                for wish in texts.wishes
+                # A wish that was refused cannot be reworded here.
+                if request.attempt == 0 and self._can_carry_out(wish, request.child_source)
             ),
         )
         return _reply(write_explanation(reply))
@@ -191,6 +200,7 @@ def _conditional(wish: Wish, entry: Entry) -> ConditionalEdit:
                 "kind": wish.kind,
                 "mechanism": _mechanism_of(wish.cause, entry),
                 "cause": wish.cause,
+                "part": wish.part,
                 "place": parse_place(wish.place),
                 "wording": wish.wording,
                 "probe": wish.probe,
