@@ -152,8 +152,8 @@ falls = st.tuples(*[st.sampled_from(sorted(INTERVALS))] * 2).filter(lambda pair:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
-@settings(max_examples=25, deadline=None)
+@pytest.mark.timeout(900)
+@settings(max_examples=12, deadline=None)
 @given(
     st.lists(st.sampled_from(WAYS), min_size=1, max_size=6),
     st.lists(st.sampled_from([-3, -1, 1, 2, 4]), min_size=1, max_size=5),
