@@ -62,7 +62,7 @@ def cheapest_cover(
             bounds=Bounds(low, high),
             constraints=[
                 LinearConstraint(links, 0, np.inf),
-                *(LinearConstraint(row[None, :], least, most) for row, least, most in bounds),
+                *(LinearConstraint(row[None, :], fewest, most) for row, fewest, most in bounds),
             ],
             options={"mip_rel_gap": 0.0},
         )

@@ -18,30 +18,22 @@ For one observation with its confirmed effect and its registered explanation:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
-from hypotheses.design import Design
-from hypotheses.effects import (
-    Covariance,
-    Interval,
-    PairedEffect,
-    RetainedEffect,
-    family_level,
-    holm,
-    retained_effect,
-    retained_p_value,
-    tail_probability,
+from hypotheses.effects import Covariance, PairedEffect, retained_effect
+from hypotheses.prediction_checks import (
+    Answer,
+    Checks,
+    RuleVersion,
+    fits_widened,
+    never_separated,
+    support,
+    tell,
+    withheld_failure,
+    worst_failure,
 )
-from hypotheses.predictions import NONE_OF_THESE, Explanation, Hypothesis
-from hypotheses.verdict_records import (
-    SCORED,
-    ControlMeasurement,
-    Interaction,
-    PredictionCheck,
-    Verdict,
-    VerdictStatus,
-)
+from hypotheses.verdict_records import VerdictStatus
 
 RULE = "verdict/2"
 _EXPECTED_CORRELATION = 0.5
@@ -63,253 +55,34 @@ def plan_width(child: PairedEffect, *, shared_variance: float, level: float) -> 
     return max(widths)
 
 
-def decide(
-    explanation: Explanation,
-    child_effect: PairedEffect,
-    measurements: Sequence[ControlMeasurement],
-    design: Design,
-    *,
-    alpha: float,
-) -> tuple[Verdict, ...]:
-    """Return the verdict on every hypothesis, in the order of their keys, by rule `RULE`.
-
-    Depends on nothing but the arguments, and not on the order of hypotheses, controls, measurements or chunks.
-
-    Args:
-        explanation: as registered before any of these controls ran.
-        child_effect: of the child on the parent, from the confirmation.
-        measurements: of the controls that were run, each at most once.
-        design: the plan that chose them; its widths say what separates.
-        alpha: error rate over all hypotheses and controls of this observation.
-
-    Raises:
-        ValueError: a measurement of a control that the explanation or the design does not know, or two of one control.
-    """
-    measured = _by_control(explanation, measurements, design)
-    void = tuple(reason for control in sorted(measured) if (reason := measured[control].void_reason) is not None)
-    effects = {
-        control: measurement.effect
-        for control, measurement in sorted(measured.items())
-        if measurement.void_reason is None and measurement.effect is not None
-    }
-    hypotheses = sorted(explanation.hypotheses, key=lambda hypothesis: hypothesis.key)
-    if not effects:
-        status, reason = _without_evidence(measured.values(), void)
-        everyone = (*(hypothesis.key for hypothesis in hypotheses), NONE_OF_THESE)
-        return tuple(_verdict(hypothesis, status, reason, alpha, (), everyone, (), void) for hypothesis in hypotheses)
-
-    covariances = {control: measured[control].covariance for control in effects}
-    interactions = _find_interactions(explanation, effects, covariances, child_effect, alpha)
-    checks = _check_predictions(explanation, effects, covariances, child_effect, design, interactions, alpha)
-    refuted = {key for key, mine in checks.items() if any(check.counts for check in mine)}
-    answers = {hypothesis.key: _judge(hypothesis.key, checks, refuted, alpha) for hypothesis in hypotheses}
-    supported = tuple(key for key, (status, _) in answers.items() if status is VerdictStatus.SUPPORTED)
-    standing = tuple(hypothesis.key for hypothesis in hypotheses if hypothesis.key not in refuted)
-    survivors = supported or (*standing, NONE_OF_THESE)
-    ending = f"; survivors: {', '.join(survivors)}"
-    return tuple(
-        _verdict(
-            hypothesis,
-            answers[hypothesis.key][0],
-            answers[hypothesis.key][1] + ending,
-            alpha,
-            checks[hypothesis.key],
-            survivors,
-            interactions,
-            void,
-        )
-        for hypothesis in hypotheses
-    )
+def _judge(checks: Checks, alpha: float) -> tuple[Mapping[str, Answer], tuple[str, ...]]:
+    standing = tuple(key for key in sorted(checks) if not any(check.counts for check in checks[key]))
+    return {key: _answer(key, checks, standing, alpha) for key in checks}, standing
 
 
-def _verdict(
-    hypothesis: Hypothesis,
-    status: VerdictStatus,
-    reason: str,
-    alpha: float,
-    checks: tuple[PredictionCheck, ...],
-    survivors: tuple[str, ...],
-    interactions: tuple[Interaction, ...],
-    void: tuple[str, ...],
-) -> Verdict:
-    return Verdict(
-        rule=RULE,
-        hypothesis=hypothesis.key,
-        mechanism=hypothesis.mechanism,
-        cause=hypothesis.cause,
-        status=status,
-        reason=reason,
-        alpha=alpha,
-        checks=checks,
-        survivors=survivors,
-        interactions=interactions,
-        void=void,
-    )
-
-
-def _by_control(
-    explanation: Explanation, measurements: Sequence[ControlMeasurement], design: Design
-) -> dict[str, ControlMeasurement]:
-    known = {control.key for control in explanation.controls}
-    measured: dict[str, ControlMeasurement] = {}
-    for measurement in measurements:
-        key = measurement.control
-        if key not in known or key not in design.widths:
-            raise ValueError(f"measurement of {key!r}, which is no control of this explanation and its design")
-        if key in measured:
-            raise ValueError(f"two measurements of control {key!r}; an observation uses each control once")
-        measured[key] = measurement
-    return measured
-
-
-def _without_evidence(measurements: Iterable[ControlMeasurement], void: tuple[str, ...]) -> tuple[VerdictStatus, str]:
-    blind = [measurement for measurement in measurements if not measurement.known_at_registration]
-    if not blind:
-        return VerdictStatus.INCONCLUSIVE, "no control was run" + "".join(f"; {reason}" for reason in void)
-    if any(measurement.outcome == SCORED and not measurement.executed for measurement in blind):
-        return VerdictStatus.NOT_EXECUTED, "no control is known to have executed; " + "; ".join(void)
-    return VerdictStatus.INVALID, "no control gave a valid result; " + "; ".join(void)
-
-
-def _find_interactions(
-    explanation: Explanation,
-    effects: Mapping[str, PairedEffect],
-    covariances: Mapping[str, Covariance],
-    child: PairedEffect,
-    alpha: float,
-) -> tuple[Interaction, ...]:
-    """Compare every knockout with every knockin of the same mechanisms; Holm over these pairs at `alpha`."""
-    run = [explanation.control(key) for key in effects]
-    pairs = [
-        (out.key, within.key)
-        for out in run
-        for within in run
-        if out.kind == "knockout" and within.kind == "knockin" and set(out.removes) == set(within.keeps)
-    ]
-    tests = [
-        _excess(effects[out], effects[within], child, covariances[out].total + covariances[within].total)
-        for out, within in pairs
-    ]
-    significant = holm([p_value for _, p_value in tests], alpha)
-    return tuple(
-        Interaction(knockout=out, knockin=within, excess=excess, p_value=p_value, significant=flag)
-        for (out, within), (excess, p_value), flag in zip(pairs, tests, significant, strict=True)
-    )
-
-
-def _excess(
-    knockout: PairedEffect, knockin: PairedEffect, child: PairedEffect, covariance: float
-) -> tuple[float, float]:
-    """Return what the two leave of the child's effect, as a share of it, and the p-value of its being nothing.
-
-    covariance: of the child's effect with the sum of the two.
-    """
-    left = child.mean - knockout.mean - knockin.mean
-    # How the errors of the two go together is not recorded; the sum of their standard errors bounds that of their sum.
-    both = knockout.standard_error + knockin.standard_error
-    error = math.sqrt(max(0.0, both**2 + child.standard_error**2 - 2 * covariance))
-    statistic = abs(left) / error if error > 0 else (math.inf if left else 0.0)
-    degrees = min(effect.degrees_of_freedom for effect in (knockout, knockin, child))
-    return (left / child.mean if child.mean else 0.0), tail_probability(statistic, degrees)
-
-
-def _check_predictions(
-    explanation: Explanation,
-    effects: Mapping[str, PairedEffect],
-    covariances: Mapping[str, Covariance],
-    child: PairedEffect,
-    design: Design,
-    interactions: tuple[Interaction, ...],
-    alpha: float,
-) -> dict[str, tuple[PredictionCheck, ...]]:
-    """Return the checks of every hypothesis, by key, in the order of the control keys."""
-    keys = sorted(hypothesis.key for hypothesis in explanation.hypotheses)
-    cells = [(key, control) for key in keys for control in effects]
-    predicted = {cell: explanation.prediction(*cell).interval for cell in cells}
-    level = family_level(len(keys), len(effects), alpha=alpha)
-    retained = {
-        control: retained_effect(effect, child, level=level, covariance=covariances[control])
-        for control, effect in effects.items()
-    }
-    p_values = [
-        retained_p_value(effects[control], child, predicted[key, control], covariance=covariances[control])
-        for key, control in cells
-    ]
-    failed = dict(zip(cells, holm(p_values, alpha), strict=True))
-    partners: dict[str, list[str]] = {control: [] for control in effects}
-    for interaction in interactions:
-        if interaction.significant:
-            partners[interaction.knockout].append(interaction.knockin)
-            partners[interaction.knockin].append(interaction.knockout)
-
-    def check(key: str, control: str, p_value: float) -> PredictionCheck:
-        mine, width = predicted[key, control], design.widths[control]
-        return PredictionCheck(
-            control=control,
-            predicted=mine,
-            estimate=retained[control].estimate,
-            measured=retained[control].interval,
-            level=level,
-            p_value=p_value,
-            failed=failed[key, control],
-            counts=failed[key, control] and all(failed[key, partner] for partner in partners[control]),
-            fits=_fits(retained[control], mine, width),
-            design_width=width,
-            separates=tuple(k for k in keys if k != key and mine.is_disjoint(predicted[k, control], width)),
-        )
-
-    rows = [(key, check(key, control, p)) for (key, control), p in zip(cells, p_values, strict=True)]
-    return {key: tuple(row for owner, row in rows if owner == key) for key in keys}
-
-
-def _fits(retained: RetainedEffect, predicted: Interval, width: float) -> bool:
-    if retained.interval is None or not math.isfinite(width):
-        return False
-    return predicted.widened(width / 2).contains(retained.interval)
-
-
-def _judge(
-    key: str, checks: Mapping[str, tuple[PredictionCheck, ...]], refuted: set[str], alpha: float
-) -> tuple[VerdictStatus, str]:
-    """Return status and reason of one hypothesis."""
+def _answer(key: str, checks: Checks, standing: tuple[str, ...], alpha: float) -> Answer:
+    """Return status and reason of one hypothesis; standing: those that are not refuted."""
     mine = checks[key]
     num_tests = sum(len(row) for row in checks.values())
-    if key in refuted:
-        worst = min((check for check in mine if check.counts), key=lambda check: (check.p_value, check.control))
-        return VerdictStatus.REFUTED, f"{_tell(worst)}, and {_tell_failure(worst, num_tests, alpha)}"
-    withheld = [check for check in mine if check.failed]
-    if withheld:
-        check = withheld[0]
+    failure = worst_failure(mine, num_tests, alpha)
+    if failure is not None:
+        return VerdictStatus.REFUTED, failure
+    withheld = withheld_failure(mine, num_tests, alpha)
+    if withheld is not None:
+        return VerdictStatus.INCONCLUSIVE, withheld
+    rivals = [rival for rival in standing if rival != key]
+    if rivals:
+        return VerdictStatus.INCONCLUSIVE, f"not refuted, and neither is {', '.join(rivals)}"
+    apart = never_separated(key, checks)
+    if apart is not None:
+        return VerdictStatus.INCONCLUSIVE, apart
+    misfit = next((check for check in mine if not check.fits), None)
+    if misfit is not None:
         return VerdictStatus.INCONCLUSIVE, (
-            f"{_tell(check)}, and {_tell_failure(check, num_tests, alpha)}, but knockout and knockin disagree "
-            "(interaction), which does not refute by itself"
+            f"every rival is refuted, but {tell(misfit)}, not inside its own prediction {misfit.predicted} "
+            f"widened by {misfit.design_width / 2:.3f}"
         )
-    standing = [rival for rival in checks if rival != key and rival not in refuted]
-    if standing:
-        return VerdictStatus.INCONCLUSIVE, f"not refuted, and neither is {', '.join(standing)}"
-    separated = {rival for check in mine for rival in check.separates}
-    together = [rival for rival in checks if rival != key and rival not in separated]
-    if together:
-        return VerdictStatus.INCONCLUSIVE, f"no control that ran was to separate it from {', '.join(together)}"
-    misfit = [check for check in mine if not check.fits]
-    if misfit:
-        check = misfit[0]
-        return VerdictStatus.INCONCLUSIVE, (
-            f"every rival is refuted, but {_tell(check)}, not inside its own prediction {check.predicted} "
-            f"widened by {check.design_width / 2:.3f}"
-        )
-    inside = "; ".join(f"{_tell(check)}, inside its prediction {check.predicted}" for check in mine)
-    return VerdictStatus.SUPPORTED, f"every rival is refuted, and {inside}"
+    return support(mine)
 
 
-def _tell(check: PredictionCheck) -> str:
-    if check.estimate is None or check.measured is None:
-        return f"the retained effect of {check.control!r} cannot be bounded (the child's own effect is too uncertain)"
-    return f"the retained effect of {check.control!r} is {check.estimate:.3f} {check.measured}"
-
-
-def _tell_failure(check: PredictionCheck, num_tests: int, alpha: float) -> str:
-    return (
-        f"its prediction {check.predicted} fails with p = {check.p_value:.2g} "
-        f"(Holm over {num_tests} predictions at {alpha:.0%})"
-    )
+decide = RuleVersion(name=RULE, share=1.0, fits=fits_widened, judge=_judge).decide
