@@ -20,7 +20,8 @@ from evaluators.pool import EvaluatorPool
 from evaluators.sandbox import BubblewrapIsolation, Isolation, NoIsolation, require_sandbox
 from evaluators.subjects import Subject, load_subject
 from forge.asking import Asker
-from forge.campaign import Campaign, Ending
+from forge.assembling import assemble
+from forge.campaign import Ending
 from forge.confirming import Confirmer
 from forge.continuity import (
     REPAIR,
@@ -31,15 +32,12 @@ from forge.continuity import (
 )
 from forge.desk import Desk
 from forge.errors import RecipeError
-from forge.explaining import Explainer
-from forge.interview import Interview
 from forge.program_files import read_program
 from forge.progress import Progress
 from forge.proposers.base import Proposer
 from forge.proposers.catalogue import CatalogueProposer, catalogue_hash
 from forge.recipe import Recipe, dump, load_recipe
 from forge.report import render_report
-from forge.required import EditBoard
 from forge.run_folder import RunFolder, describe_environment, write_atomically
 from forge.screening import Screener
 from forge.set_up import SetUpError, set_up
@@ -79,7 +77,7 @@ def launch(recipe: Recipe, out: Path, progress: Progress) -> Outcome:
         seed=recipe.campaign.seed,
         catalogue=catalogue_hash(),
     )
-    campaign = _campaign_record(recipe, subject, corpus, proposer, isolation)
+    campaign = campaign_record(recipe, subject, corpus, proposer.label, isolation)
     folder = RunFolder.create(
         out,
         recipe_toml=dump(recipe),
@@ -195,9 +193,10 @@ def open_evaluators(
     return EvaluatorPool(make, recipe.evaluation.workers)
 
 
-def _campaign_record(
-    recipe: Recipe, subject: Subject, corpus: Corpus, proposer: Proposer, isolation: Isolation
+def campaign_record(
+    recipe: Recipe, subject: Subject, corpus: Corpus, proposer: str, isolation: Isolation
 ) -> NewCampaign:
+    """Return what a ledger says of its campaign; proposer: its label."""
     return NewCampaign(
         recipe=recorded_recipe(recipe),
         seed=recipe.campaign.seed,
@@ -207,7 +206,7 @@ def _campaign_record(
         subject_hash=subject.hash,
         corpus_hash=corpus.hash,
         corpus_protocol=corpus.protocol,
-        proposer=proposer.label,
+        proposer=proposer,
         sandbox=isolation.name,
     )
 
@@ -235,22 +234,7 @@ def _run(
             max_tokens_total=recipe.llm.max_tokens_total,
             max_cost=recipe.llm.max_cost,
         )
-        interview = Interview(ledger, asker, recipe, noise.floor)
-        board = EditBoard(ledger)
-        confirmer = Confirmer(ledger, noise, recipe.statistics, recipe.campaign.seed)
-        explainer = Explainer(
-            ledger,
-            desk,
-            screener,
-            interview,
-            board,
-            confirmer,
-            noise,
-            recipe.statistics,
-            progress,
-            recipe.campaign.seed,
-        )
-        campaign = Campaign(recipe, ledger, desk, screener, interview, board, explainer, confirmer, noise, progress)
+        campaign = assemble(recipe, ledger, desk, screener, asker, noise, progress)
         ending = campaign.run()
         # One that was only stopped has declared nothing yet.
         best = campaign.incumbent() if ending.failed else campaign.declared().best

@@ -12,18 +12,15 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from evaluators.pool import EvaluatorPool
 from evaluators.results import EvaluationResult, Evidence, LayerError, Outcome, Split
 from forge.asking import Asker
-from forge.campaign import Campaign, Ending
-from forge.confirming import Confirmer
+from forge.assembling import assemble
+from forge.campaign import Ending
 from forge.desk import Desk
 from forge.edits import EditBlock, render_blocks
-from forge.explaining import Explainer
-from forge.interview import Interview
 from forge.program_files import read_program
 from forge.progress import QuietProgress
 from forge.proposers.base import ExplanationRequest, ProposalRequest, ProposerExhausted, Reply
@@ -37,71 +34,23 @@ from hypotheses.predictions import Control, Explanation, Hypothesis, Prediction
 from hypotheses.probe_kinds import KnockoutProbe
 from hypotheses.required_edits import EditRecord, RequiredEdit
 from tests.campaign_builders import tiny_recipe
+from tests.eight_blocks import BLOCKS, SEED, SMOKE_BLOCKS, InProcess, Session
 from tests.ledger_builders import new_campaign
 
-BLOCKS, SMOKE_BLOCKS = 8, 2
-ROLES = ("q", "o", "up", "down")
-SEED = """MECHANISMS = ()
+
+def evidence_of(session: Session) -> Evidence:
+    plain = {"rank": 0, "transform": [], "bits": 4.25, "weight_error": 0.01, "scale_rule": "even"}
+    layers = {name: plain | {"digest": repr(number)} for name, number in session.installed.items()}
+    return Evidence(events=tuple(session.events), layers=layers)
 
 
-def value(session, layer):
-    total = 0.0
-    return total
-
-
-def quantize(session):
-    for layer in session.layers:
-        session.install(layer, value(session, layer))
-"""
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer of the subject."""
-
-    block: int
-    role: str
-
-    @property
-    def name(self) -> str:
-        return f"blocks.{self.block}.{self.role}"
-
-
-class Session:
-    """What a program of this world is given."""
-
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
-        self.layers = [Layer(block, role) for block in range(num_blocks) for role in ROLES]
-        self.installed: dict[str, float] = {}
-        self.events: list[dict[str, Any]] = []
-
-    def install(self, layer: Layer, number: float) -> None:
-        self.installed[layer.name] = number
-        self.events.append({"index": len(self.events), "op": "install", "layer": layer.name, "block": layer.block})
-
-    def evidence(self) -> Evidence:
-        plain = {"rank": 0, "transform": [], "bits": 4.25, "weight_error": 0.01, "scale_rule": "even"}
-        layers = {name: plain | {"digest": repr(number)} for name, number in self.installed.items()}
-        return Evidence(events=tuple(self.events), layers=layers)
-
-
-class FakeEvaluator:
+class FakeEvaluator(InProcess):
     """Runs a program in this process and scores it by the numbers it installed."""
 
     def __init__(self, luck: float, error_map: tuple[LayerError, ...]) -> None:
         self._luck = luck
         self._error_map = error_map
         self._sources: dict[str, str] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def abort(self) -> None: ...
 
     def evaluate(
         self, source: str, *, split: Split, draw: int = 0, seed: int = 0, reference_artifact: str | None = None
@@ -131,15 +80,12 @@ class FakeEvaluator:
     def trace(self, source: str, *, draw: int = 0, seed: int = 0) -> EvaluationResult:
         return self._run(source, BLOCKS, split="search", draw=draw, seed=seed)
 
-    def error_map(self, artifact: str) -> tuple[LayerError, ...]:
+    def error_map(self, artifact_hash: str) -> tuple[LayerError, ...]:
         return self._error_map
 
     def full_precision_nll(self, split: Split) -> tuple[float, ...]:
         texts = random.Random(split)
         return tuple(3 + 0.3 * texts.gauss(0, 1) for _ in range(24))
-
-    def has_artifact(self, artifact: str) -> bool:
-        return True
 
     def _run(self, source: str, num_blocks: int, *, split: Split, draw: int, seed: int) -> EvaluationResult:
         names: dict[str, Any] = {}
@@ -156,7 +102,7 @@ class FakeEvaluator:
             seed=seed,
             contract_class="online",
             effective_bits=4.25,
-            evidence=session.evidence(),
+            evidence=evidence_of(session),
         )
 
     def _losses(self, source: str, split: Split, draw: int) -> tuple[float, ...]:
@@ -260,22 +206,8 @@ def play(
         noise = set_up(recipe, ledger, desk, screener, SEED, progress)
         if floor is not None:
             noise = dataclasses.replace(noise, floor=floor)
-        interview = Interview(ledger, Asker(proposer, ledger, progress), recipe, noise.floor)
-        board = EditBoard(ledger)
-        confirmer = Confirmer(ledger, noise, recipe.statistics, recipe.campaign.seed)
-        explainer = Explainer(
-            ledger,
-            desk,
-            screener,
-            interview,
-            board,
-            confirmer,
-            noise,
-            recipe.statistics,
-            progress,
-            recipe.campaign.seed,
-        )
-        campaign = Campaign(recipe, ledger, desk, screener, interview, board, explainer, confirmer, noise, progress)
+        asker = Asker(proposer, ledger, progress)
+        campaign = assemble(recipe, ledger, desk, screener, asker, noise, progress)
         ending = campaign.run()
     return Played(ending=ending, ledger=ledger, proposer=proposer)
 

@@ -11,92 +11,38 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from evaluators.pool import EvaluatorPool
-from evaluators.results import EvaluationResult, Evidence, LayerError, Outcome, Split
+from evaluators.results import EvaluationResult, Evidence, Outcome, Split
 from forge.asking import Asker
-from forge.campaign import Campaign
-from forge.confirming import Confirmer
+from forge.assembling import assemble
 from forge.desk import Desk
 from forge.edits import EditBlock, render_blocks
-from forge.explaining import Explainer
-from forge.interview import Interview
 from forge.program_files import read_program
 from forge.progress import QuietProgress
 from forge.proposers.base import ExplanationRequest, ProposalRequest, ProposerExhausted, Reply
 from forge.replies import ConditionalEdit, ExplanationReply, MechanismClaim, ProposalReply
 from forge.reply_writing import write_explanation, write_proposal
-from forge.required import EditBoard
 from forge.screening import Screener
 from forge.set_up import NOISE_PROGRAM, set_up
 from hypotheses.ledger import Ledger
 from hypotheses.predictions import Control, Explanation, Hypothesis, Prediction
 from tests.campaign_builders import tiny_recipe
+from tests.eight_blocks import SEED as SEED_SOURCE
+from tests.eight_blocks import InProcess, Session
 from tests.ledger_builders import new_campaign
 
 SEED = 12
 NUM_CHUNKS = 24
 NOISE = 0.004
 BITS = 4.25
-PROGRAM = """MECHANISMS = ()
 
 
-def value(session, layer):
-    total = 0.0
-    return total
-
-
-def quantize(session):
-    for layer in session.layers:
-        session.install(layer, value(session, layer))
-"""
-
-
-@dataclass
-class PlayedLayer:
-    name: str
-    block: int
-    role: str
-
-
-class PlayedSession:
-    """Takes one number for each layer."""
-
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
-        self.layers = [
-            PlayedLayer(f"blocks.{b}.{r}", b, r) for b in range(num_blocks) for r in ("q", "o", "up", "down")
-        ]
-        self.installed: dict[str, float] = {}
-        self.events: list[dict[str, Any]] = []
-
-    def install(self, layer: PlayedLayer, number: float) -> None:
-        self.installed[layer.name] = number
-        event = {"op": "install", "layer": layer.name, "block": layer.block, "role": layer.role}
-        self.events.append({"index": len(self.events), **event})
-
-
-class PlayedEvaluator:
+class PlayedEvaluator(InProcess):
     """Runs the program in this process, and makes its losses up."""
 
     sources: dict[str, str] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def abort(self) -> None: ...
-
-    def has_artifact(self, artifact_hash: str) -> bool:
-        return True
-
-    def error_map(self, artifact_hash: str) -> tuple[LayerError, ...]:
-        return ()
 
     def full_precision_nll(self, split: Split) -> tuple[float, ...]:
         return _chunks(split, 0.5, ())
@@ -122,7 +68,7 @@ class PlayedEvaluator:
         scores: bool = False,
         reference_artifact: str | None = None,
     ) -> EvaluationResult:
-        session = PlayedSession(num_blocks)
+        session = Session(num_blocks)
         try:
             if source == read_program(NOISE_PROGRAM):
                 gain = 0.1 + NOISE * random.Random(f"draw {draw}").gauss(0, 1)
@@ -202,15 +148,8 @@ def play_campaign(folder: Path, proposer: PlayedProposer, *, budget: int = 12, p
     ):
         desk = Desk(ledger, pool, progress)
         screener = Screener(ledger, desk, SEED)
-        noise = set_up(recipe, ledger, desk, screener, PROGRAM, progress)
-        interview = Interview(ledger, Asker(proposer, ledger, progress), recipe, noise.floor)
-        board = EditBoard(ledger)
-        confirmer = Confirmer(ledger, noise, recipe.statistics, SEED)
-        explainer = Explainer(
-            ledger, desk, screener, interview, board, confirmer, noise, recipe.statistics, progress, SEED
-        )
-        campaign = Campaign(recipe, ledger, desk, screener, interview, board, explainer, confirmer, noise, progress)
-        campaign.run()
+        noise = set_up(recipe, ledger, desk, screener, SEED_SOURCE, progress)
+        assemble(recipe, ledger, desk, screener, Asker(proposer, ledger, progress), noise, progress).run()
     return folder / path
 
 

@@ -8,91 +8,38 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from evaluators.pool import EvaluatorPool
 from evaluators.results import EvaluationResult, Evidence, Outcome, Split
 from forge.asking import Asker
-from forge.campaign import Campaign
-from forge.confirming import Confirmer
+from forge.assembling import assemble
 from forge.desk import Desk
 from forge.edits import EditBlock, render_blocks
-from forge.explaining import Explainer
-from forge.interview import Interview
 from forge.program_files import read_program
 from forge.progress import QuietProgress
 from forge.proposers.base import ExplanationRequest, ProposalRequest, ProposerExhausted, Reply
 from forge.replies import ConditionalEdit, ExplanationReply, MechanismClaim, ProposalReply
 from forge.reply_writing import write_explanation, write_proposal
-from forge.required import EditBoard
 from forge.screening import Screener
 from forge.set_up import set_up
 from hypotheses.ledger import Ledger
 from hypotheses.predictions import Control, Explanation, Hypothesis, Prediction
 from tests.campaign_builders import tiny_recipe
+from tests.eight_blocks import BLOCKS, SEED, SMOKE_BLOCKS, InProcess, Session
 from tests.ledger_builders import new_campaign
 
-NUM_BLOCKS, SMOKE_BLOCKS = 8, 2
-SEED = """MECHANISMS = ()
-
-
-def value(session, layer):
-    total = 0.0
-    return total
-
-
-def quantize(session):
-    for layer in session.layers:
-        session.install(layer, value(session, layer))
-"""
 NOISE = read_program("gptq")
 
 
-@dataclass(frozen=True)
-class _Layer:
-    block: int
-    role: str
-
-    @property
-    def name(self) -> str:
-        return f"blocks.{self.block}.{self.role}"
-
-
-@dataclass
-class _Session:
-    num_blocks: int
-    installed: dict[str, float] = field(default_factory=dict)
-    events: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def layers(self) -> list[_Layer]:
-        return [_Layer(block, role) for block in range(self.num_blocks) for role in ("q", "o", "up", "down")]
-
-    def install(self, layer: _Layer, value: float) -> None:
-        self.installed[layer.name] = value
-        event = {"index": len(self.events), "op": "install", "layer": layer.name, "block": layer.block}
-        self.events.append(event | {"role": layer.role, "rank": 0, "transform": []})
-
-
-class ToyEvaluator:
+class ToyEvaluator(InProcess):
     """What an `Evaluator` does, on the toy subject."""
 
     sources: dict[str, str] = {}
 
     def __init__(self) -> None:
         self.traced: list[str] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def abort(self) -> None: ...
 
     def evaluate(
         self, source: str, *, split: Split, draw: int = 0, seed: int = 0, reference_artifact: str | None = None
@@ -102,7 +49,7 @@ class ToyEvaluator:
             reference = _losses(self.sources[reference_artifact], split, 0)
         name = str(hash(source))
         self.sources[name] = source
-        result = _run(source, NUM_BLOCKS, draw=draw, seed=seed)
+        result = _run(source, BLOCKS, draw=draw, seed=seed)
         if not result.outcome.is_scored:
             return result
         fields = {"split": split, "chunk_nll": _losses(source, split, draw), "reference_chunk_nll": reference}
@@ -113,16 +60,10 @@ class ToyEvaluator:
 
     def trace(self, source: str, *, draw: int = 0, seed: int = 0) -> EvaluationResult:
         self.traced.append(source)
-        return _run(source, NUM_BLOCKS, draw=draw, seed=seed)
-
-    def error_map(self, artifact_hash: str) -> tuple[()]:
-        return ()
+        return _run(source, BLOCKS, draw=draw, seed=seed)
 
     def full_precision_nll(self, split: Split) -> tuple[float, ...]:
         return tuple(loss - 0.5 for loss in _text(split))
-
-    def has_artifact(self, artifact_hash: str) -> bool:
-        return True
 
 
 def _text(split: str) -> list[float]:
@@ -130,8 +71,8 @@ def _text(split: str) -> list[float]:
     return [3 + 0.3 * luck.gauss(0, 1) for _ in range(24)]
 
 
-def _session(source: str, num_blocks: int) -> _Session:
-    session = _Session(num_blocks)
+def _session(source: str, num_blocks: int) -> Session:
+    session = Session(num_blocks)
     if source == NOISE:
         session.installed = {layer.name: 0.1 for layer in session.layers}
         return session
@@ -142,7 +83,7 @@ def _session(source: str, num_blocks: int) -> _Session:
 
 
 def _losses(source: str, split: str, draw: int) -> tuple[float, ...]:
-    installed = _session(source, NUM_BLOCKS).installed.values()
+    installed = _session(source, BLOCKS).installed.values()
     luck = random.Random(f"{source}{split}{draw}")
     gain = sum(installed) / len(installed) + (0.002 * luck.gauss(0, 1) if source == NOISE else 0.0)
     return tuple(loss - gain + 0.002 * luck.gauss(0, 1) for loss in _text(split))
@@ -200,13 +141,7 @@ def run_toy(folder: Path, proposer: ToyProposer, *, budget: int = 12) -> Ledger:
     desk = Desk(ledger, EvaluatorPool(ToyEvaluator), progress)  # type: ignore[arg-type]
     screener = Screener(ledger, desk, recipe.campaign.seed)
     noise = set_up(recipe, ledger, desk, screener, SEED, progress)
-    interview = Interview(ledger, Asker(proposer, ledger, progress), recipe, noise.floor)
-    board = EditBoard(ledger)
-    confirmer = Confirmer(ledger, noise, recipe.statistics, recipe.campaign.seed)
-    explainer = Explainer(
-        ledger, desk, screener, interview, board, confirmer, noise, recipe.statistics, progress, recipe.campaign.seed
-    )
-    Campaign(recipe, ledger, desk, screener, interview, board, explainer, confirmer, noise, progress).run()
+    assemble(recipe, ledger, desk, screener, Asker(proposer, ledger, progress), noise, progress).run()
     return ledger
 
 

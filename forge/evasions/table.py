@@ -19,7 +19,7 @@ from forge.edits import apply_edits
 from forge.errors import ForgeError
 from forge.evasions.cases import CASES, INSTALLED, Case
 from forge.execution import Execution
-from forge.launch import make_isolation, open_evaluators
+from forge.launch import campaign_record, make_isolation, open_evaluators
 from forge.program_files import read_program
 from forge.program_identity import ast_hash
 from forge.progress import QuietProgress
@@ -29,7 +29,7 @@ from forge.replies import MechanismClaim, ProposalReply
 from forge.reply_writing import write_proposal
 from forge.scored import Scored
 from forge.screening import Refusal, Rules, Screener, check_source, read_draft
-from hypotheses.ledger import Evaluation, Ledger, NewCampaign, NewProposal, Program
+from hypotheses.ledger import Evaluation, Ledger, NewProposal, Program
 from hypotheses.probes import Probe, check_probe, probe_mechanism
 
 RECIPE: Final[dict[str, Any]] = {
@@ -87,18 +87,7 @@ def probe_rows(
     corpus = load_corpus(recipe.corpus, subject)
     isolation = make_isolation(recipe)
     with tempfile.TemporaryDirectory(prefix="quantforge-probes-") as folder:
-        campaign = NewCampaign(
-            recipe={},
-            seed=recipe.campaign.seed,
-            budget=recipe.campaign.budget_calls,
-            contract=recipe.campaign.contract,
-            subject_name=subject.name,
-            subject_hash=subject.hash,
-            corpus_hash=corpus.hash,
-            corpus_protocol=corpus.protocol,
-            proposer="cases",
-            sandbox=isolation.name,
-        )
+        campaign = campaign_record(recipe, subject, corpus, "cases", isolation)
         with (
             Ledger.create(Path(folder) / "ledger.sqlite", campaign) as ledger,
             open_evaluators(recipe, subject, corpus, isolation, Path(folder) / "artifacts") as evaluators,
