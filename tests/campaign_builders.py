@@ -51,9 +51,9 @@ def tiny_recipe(folder: Path, *, budget: int = 4, chunks: int = 6, **overrides: 
     return load_recipe(path, Overrides(**overrides))  # type: ignore[arg-type]
 
 
-def run_quickstart(folder: Path, *arguments: str, recipe: Path = QUICKSTART) -> Path:
-    """Run the quickstart, or a recipe made from it, as a user does; return its ledger."""
-    command = [sys.executable, "-m", "forge", "run", str(recipe), "--out", str(folder), "--json", *arguments]
+def run_quickstart(folder: Path, *arguments: str) -> Path:
+    """Run the quickstart as a user does; return its ledger."""
+    command = [sys.executable, "-m", "forge", "run", str(QUICKSTART), "--out", str(folder), "--json", *arguments]
     # As a user runs it: the number of threads changes the last bits, and with them the luck.
     environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
     # Threads that wait by spinning would take a core from the other test process.

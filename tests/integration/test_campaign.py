@@ -220,7 +220,7 @@ def test_a_failure_that_only_the_whole_subject_shows_is_a_recorded_outcome(
 
 @pytest.mark.slow
 def test_hanging_and_hoarding_programs_end(begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evaluators.evaluator.SMOKE_WALL_S", 15.0)
+    monkeypatch.setattr("evaluators.evaluator.SMOKE_WALL_S", 10.0)
     outcome, _ = run_scripted([proposal(LOOPS), proposal(HOARDS)], begun, tmp_path, monkeypatch)
     assert [refusal.stage for refusal in outcome.summary.refusals] == ["smoke", "smoke"]
     for outcome_name, refusal in zip(("timed_out", "out_of_memory"), outcome.summary.refusals, strict=True):

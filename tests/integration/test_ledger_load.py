@@ -29,8 +29,6 @@ NUM_WORKERS = 8
 NUM_LAYERS = 56
 PATIENCE_S = 10.0
 """A write that waits longer than this holds a worker up; on an idle machine the slowest takes a tenth of it."""
-PATIENCE_MEDIANS = 30
-"""On a machine that is slowed down all writes are slow: there one holds up that takes so many times the median."""
 
 
 def realistic(number: int) -> Settlement:
@@ -77,11 +75,6 @@ class Load:
     longest_show_s: float = 0.0
     peak_wal: int = 0
     wall_s: float = 0.0
-
-    @property
-    def patience_s(self) -> float:
-        """The longest that a write may take."""
-        return max(PATIENCE_S, PATIENCE_MEDIANS * sorted(self.writes_s)[len(self.writes_s) // 2])
 
     def __str__(self) -> str:
         ordered = sorted(self.writes_s)
@@ -226,7 +219,7 @@ def endure(folder: Path, *, shows: tuple[int, int], min_settled: int) -> None:
         settle_some(ledger, 3, 6_000_000)
         assert wal_size(ledger) <= WAL_LIMIT_BYTES, f"the log still has {wal_size(ledger)} bytes after the load"
         for load in (held, free):
-            assert max(load.writes_s) < load.patience_s, str(load)
+            assert max(load.writes_s) < PATIENCE_S, str(load)
         budget = ledger.budget()
         assert (budget.used, budget.reserved) == (held.num_settled + free.num_settled + 6, 0)
         assert ledger.check_invariants() == []
