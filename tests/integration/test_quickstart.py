@@ -58,9 +58,14 @@ def test_its_verdicts_follow_from_its_losses_and_evidence(ledger: Path) -> None:
     assert found.agreeing == found.verdicts >= 6
 
 
-def test_swapped_effects_flip_its_verdicts(ledger: Path) -> None:
-    before = [pair for statuses in recomputed(ledger).values() for pair in statuses.values()]
-    after = [pair for statuses in recomputed(ledger, swap=True).values() for pair in statuses.values()]
-    supported = [index for index, (stored, _) in enumerate(before) if stored == "supported"]
-    assert supported
-    assert all(after[index][1] == "refuted" for index in supported)
+def test_swapped_effects_take_every_support_away(ledger: Path) -> None:
+    """With controls that came out the other way round none stays supported, and where a rival fits that result it is refuted."""
+    swapped = [
+        (hypothesis, again)
+        for statuses in recomputed(ledger, swap=True).values()
+        for hypothesis, (stored, again) in statuses.items()
+        if stored == "supported"
+    ]
+    assert swapped
+    assert [name for name, again in swapped if again == "supported"] == []
+    assert "refuted" in {again for _, again in swapped}
