@@ -6,21 +6,21 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import pytest
 
 from evaluators.pool import EvaluatorPool
 from evaluators.results import EvaluationResult, Evidence, Outcome
+from forge.control_programs import ControlMaker
 from forge.desk import Desk
-from forge.explaining import Explainer
 from forge.known_results import KnownResults
 from forge.program_source import knock_out
 from forge.progress import QuietProgress
 from forge.scored import Scored
 from forge.screening import Screener
 from hypotheses.ledger import Ledger, NewControl, Settlement
-from hypotheses.predictions import Control, Explanation, Hypothesis, Prediction
+from hypotheses.predictions import Control
 from tests.ledger_builders import candidate, control_evaluation, evaluate, new_campaign, observe, register, scored
 from tests.program_builders import CHILD, PARENT, blocks
 
@@ -63,19 +63,8 @@ def programs_of(ledger: Ledger, *controls: Control) -> tuple[set[str], dict[str,
         Scored(program=program, evaluation=evaluate(ledger, candidate(program, turn=turn), scored(loss, loss)))
         for turn, (program, loss) in enumerate(((seed, 3.0), (child, 2.0)))
     )
-    names = ("one", "other")
-    explanation = Explanation(
-        hypotheses=tuple(Hypothesis(key=n, cause=n, mechanism="shrink", statement="s") for n in names),
-        controls=controls,
-        predictions=tuple(
-            Prediction(hypothesis=name, control=control.key, low=0.6 * index, high=0.6 * index + 0.3)
-            for index, name in enumerate(names)
-            for control in controls
-        ),
-    )
-    explainer = Explainer(ledger, desk, screener, *[cast(object, None)] * 6, 7)  # type: ignore[arg-type]
-    programs, problems, known = explainer._control_programs(explanation.controls, parent_scored, child_scored)
-    return set(programs), problems, known
+    made = ControlMaker(ledger, desk, screener).make(controls, parent_scored, child_scored)
+    return set(made.programs), made.problems, made.known
 
 
 def substitute(key: str, line: str) -> Control:
