@@ -8,6 +8,10 @@ computed; the proposer has no say in it.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
 from forge.confirming import CONFIRMATION_SPLIT, Confirmation, Confirmer
 from forge.controls import BITS_TOLERANCE, ControlProblem, build_control
 from forge.desk import Call, Desk, probe_evidence
@@ -39,7 +43,7 @@ from hypotheses.ledger import (
     Program,
     Registration,
 )
-from hypotheses.predictions import Control, Explanation
+from hypotheses.predictions import Control, Explanation, Hypothesis, Prediction
 from hypotheses.required_edits import check_required_edit
 from hypotheses.verdicts import ControlMeasurement, Verdict, VerdictStatus, decide
 
@@ -112,7 +116,7 @@ class Explainer:
         width = self._width(confirmed, parent, num_hypotheses=2, num_controls=2)
         reply = self._interview.explanation(turn, observation, parent, child, claims, search, confirmed, width)
         if reply is not None:
-            self._test(turn, observation, parent, child, reply, confirmation, confirmed)
+            self._test(turn, observation, parent, child, claims, reply, confirmation, search, confirmed)
 
     def _width(self, confirmed: PairedEffect, parent: Scored, *, num_hypotheses: int, num_controls: int) -> float:
         """Return the width to expect of a measured retained effect, at the level of a verdict over so many tests."""
@@ -125,53 +129,54 @@ class Explainer:
         observation: Observation,
         parent: Scored,
         child: Scored,
+        claims: tuple[tuple[str, str], ...],
         reply: ExplanationReply,
         confirmation: Confirmation,
+        search: PairedEffect,
         confirmed: PairedEffect,
     ) -> None:
         explanation = reply.explanation
-        programs, problems, known = self._control_programs(explanation, parent, child)
-        options = [
-            ControlOption(key=key, cost=explanation.control(key).cost, content_hash=program.id)
-            for key, program in programs.items()
-            if key not in known
-        ]
-        width = self._width(
-            confirmed, parent, num_hypotheses=len(explanation.hypotheses), num_controls=max(1, len(options))
+        programs, set_aside = self._prepare(turn, explanation, parent, child)
+        usable = explanation.restricted_to(programs)
+        design = self._design(usable, programs, parent, confirmed)
+        registration = self._register(
+            observation, usable.hypotheses, usable.controls, usable.predictions, design, programs, set_aside
         )
-        design = design_controls(
-            [p for p in explanation.predictions if p.control in {option.key for option in options}],
-            options,
-            widths={option.key: width for option in options},
-            budget_calls=self._confirmer.spendable(),
-            hypotheses=[hypothesis.key for hypothesis in explanation.hypotheses],
-        )
-        for key, reason in problems.items():
-            self._note(turn, "control", f"control {key!r} cannot be used: {reason}")
-        for key, reason in known.items():
-            self._note(
-                turn,
-                "control",
-                f"control {key!r} was evaluated before these predictions, so it is shown and never evidence: {reason}",
+        inseparable = design.unseparated if self._can_be_separated(design, programs, parent, confirmed) else ()
+        if inseparable:
+            ids = {hypothesis.name: hypothesis.id for hypothesis in registration.hypotheses}
+            width = self._width(confirmed, parent, num_hypotheses=2, num_controls=2)
+            asked = self._interview.extension(
+                turn, observation, parent, child, claims, search, confirmed, width, usable, ids, inseparable
             )
-        if not design.feasible:
-            self._note(turn, "design", f"no useful set of controls: {design.reason}")
-            self._progress.milestone(f"{observation.id}: no useful set of controls ({design.reason})")
-        usable = explanation.restricted_to(design.widths)
-        set_aside: list[dict[str, object]] = [
-            {
-                "control": control.key,
-                "kind": control.kind,
-                "cost": control.cost,
-                "standing": "unusable" if control.key in problems else "known",
-                "reason": problems.get(control.key) or known[control.key],
-            }
-            for control in explanation.controls
-            if control.key in problems or control.key in known
-        ]
-        registration = self._register(observation, usable, design, programs, set_aside)
+            if asked is not None:
+                extension, second = asked
+                new = extension.explanation.restricted_to([control.key for control in extension.controls])
+                more, aside = self._prepare(turn, new, parent, child, beside=programs)
+                if more:
+                    extension = extension.restricted_to(set(more))
+                    programs |= more
+                    usable = extension.explanation
+                    design = self._design(usable, programs, parent, confirmed)
+                    registration = _together(
+                        registration,
+                        self._register(
+                            observation,
+                            extension.hypotheses,
+                            extension.controls,
+                            extension.predictions,
+                            design,
+                            programs,
+                            aside,
+                            round=1,
+                        ),
+                    )
+                    reply = replace(reply, required_edits=(*reply.required_edits, *second.required_edits))
         if design.feasible:
             self._announce(usable, design)
+        else:
+            self._note(turn, "design", f"no useful set of controls: {design.reason}")
+            self._progress.milestone(f"{observation.id}: no useful set of controls ({design.reason})")
         stored = {control.name: control for control in registration.controls}
         runs = self._desk.evaluate_all(
             Call(
@@ -193,6 +198,72 @@ class Explainer:
         verdicts = decide(usable, confirmed, measurements, design, alpha=self._statistics.error_rate)
         self._record(registration, verdicts, measurements, confirmed)
         self._require(turn, observation, registration, verdicts, reply, child)
+
+    def _prepare(
+        self,
+        turn: int,
+        explanation: Explanation,
+        parent: Scored,
+        child: Scored,
+        *,
+        beside: dict[str, Program] | None = None,
+    ) -> tuple[dict[str, Program], list[dict[str, object]]]:
+        """Return the program of each control that may be evidence, and what is set aside, with the reasons noted.
+
+        beside: programs of controls that are registered already; the same one again is no other control.
+        """
+        programs, problems, known = self._control_programs(explanation, parent, child)
+        for key, program in list(programs.items()):
+            twin = next((name for name, other in (beside or {}).items() if other.ast_hash == program.ast_hash), None)
+            if twin is not None:
+                problems[key] = f"it is the same program as control {twin!r}"
+                del programs[key]
+        for key, reason in problems.items():
+            self._note(turn, "control", f"control {key!r} cannot be used: {reason}")
+        for key, reason in known.items():
+            self._note(
+                turn,
+                "control",
+                f"control {key!r} was evaluated before these predictions, so it is shown and never evidence: {reason}",
+            )
+        set_aside: list[dict[str, object]] = [
+            {
+                "control": control.key,
+                "kind": control.kind,
+                "cost": control.cost,
+                "standing": "unusable" if control.key in problems else "known",
+                "reason": problems.get(control.key) or known[control.key],
+            }
+            for control in explanation.controls
+            if control.key in problems or control.key in known
+        ]
+        return {key: program for key, program in programs.items() if key not in known}, set_aside
+
+    def _design(
+        self, explanation: Explanation, programs: dict[str, Program], parent: Scored, confirmed: PairedEffect
+    ) -> Design:
+        """Return the plan for everything that stands and can be run."""
+        options = [
+            ControlOption(key=control.key, cost=control.cost, content_hash=programs[control.key].id)
+            for control in explanation.controls
+        ]
+        width = self._width(
+            confirmed, parent, num_hypotheses=len(explanation.hypotheses), num_controls=max(1, len(options))
+        )
+        return design_controls(
+            explanation.predictions,
+            options,
+            widths={option.key: width for option in options},
+            budget_calls=self._confirmer.spendable(),
+            hypotheses=[hypothesis.key for hypothesis in explanation.hypotheses],
+        )
+
+    def _can_be_separated(
+        self, design: Design, programs: dict[str, Program], parent: Scored, confirmed: PairedEffect
+    ) -> bool:
+        """Whether asking for another control makes sense: a call is left, and the noise leaves something to measure."""
+        width = self._width(confirmed, parent, num_hypotheses=2, num_controls=len(programs) + 1)
+        return bool(design.unseparated) and self._confirmer.spendable() > design.cost and math.isfinite(width)
 
     def _control_programs(
         self, explanation: Explanation, parent: Scored, child: Scored
@@ -236,10 +307,14 @@ class Explainer:
     def _register(
         self,
         observation: Observation,
-        explanation: Explanation,
+        hypotheses: Sequence[Hypothesis],
+        controls: Sequence[Control],
+        predictions: Sequence[Prediction],
         design: Design,
         programs: dict[str, Program],
         set_aside: list[dict[str, object]],
+        *,
+        round: int = 0,
     ) -> Registration:
         """Register what is to be tested; `set_aside` tells of the controls that are not, and why."""
         return self._ledger.register_explanation(
@@ -251,8 +326,9 @@ class Explainer:
                     cause=h.cause,
                     statement=h.statement,
                     body=h.model_dump(mode="json"),
+                    predecessor_id=h.predecessor,
                 )
-                for h in explanation.hypotheses
+                for h in hypotheses
             ],
             controls=[
                 NewControl(
@@ -264,11 +340,10 @@ class Explainer:
                     cost=c.cost,
                     body=c.model_dump(mode="json"),
                 )
-                for c in explanation.controls
+                for c in controls
             ],
             predictions=[
-                NewPrediction(hypothesis=p.hypothesis, control=p.control, low=p.low, high=p.high)
-                for p in explanation.predictions
+                NewPrediction(hypothesis=p.hypothesis, control=p.control, low=p.low, high=p.high) for p in predictions
             ],
             design=NewDesign(
                 chosen=design.chosen,
@@ -276,6 +351,7 @@ class Explainer:
                 cost=design.cost,
                 body=design.to_json() | {"set_aside": set_aside},
             ),
+            round=round,
         )
 
     def _measure(
@@ -328,6 +404,7 @@ class Explainer:
                     status=verdict.status.value,
                     rule=verdict.rule,
                     reason=verdict.reason,
+                    round=registration.round,
                     evidence=evidence | {"verdict": verdict.to_json()},
                 )
                 for verdict in verdicts
@@ -389,6 +466,17 @@ class Explainer:
     def _note(self, turn: int, topic: str, text: str) -> None:
         self._ledger.add_note(NewNote(turn=turn, topic=topic, text=text))
         self._progress.say(text)
+
+
+def _together(first: Registration, second: Registration) -> Registration:
+    """Return what stands after two rounds, under the later one: hypotheses that were revised are left out."""
+    revised = {hypothesis.predecessor_id for hypothesis in second.hypotheses}
+    return replace(
+        second,
+        hypotheses=(*(h for h in first.hypotheses if h.id not in revised), *second.hypotheses),
+        controls=(*first.controls, *second.controls),
+        predictions=(*first.predictions, *second.predictions),
+    )
 
 
 def _same_bits(a: dict[str, object], b: dict[str, object]) -> bool:

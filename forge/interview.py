@@ -7,6 +7,7 @@ finds the answer recorded.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from forge import prompting
 from forge.asking import Asker
@@ -14,18 +15,23 @@ from forge.controls import ControlProblem, build_control
 from forge.desk import Desk
 from forge.digest import ledger_digest
 from forge.errors import ReplyProblem
+from forge.extending import Extension, extend
 from forge.program_identity import mechanism_fingerprint
 from forge.program_source import mechanisms
 from forge.proposers.base import ExplanationRequest, MeasuredEffect, ProposalRequest, Reply
 from forge.recipe import Recipe
 from forge.replies import ExplanationReply, parse_explanation
+from forge.reply_writing import write_explanation
 from forge.scored import Scored
 from forge.screening import Rules, added_mechanisms
 from hypotheses.effects import PairedEffect
 from hypotheses.ledger import Ledger, NewNote, NewProposal, Observation
-from hypotheses.predictions import Explanation, same_problems, vacuous_problems
+from hypotheses.predictions import Explanation, ExplanationProblem, same_problems, vacuous_problems
 from hypotheses.required_edits import BarredClaim, barred_claims
 from hypotheses.verdicts import Verdict, VerdictStatus
+
+EXTENSION_ATTEMPT = 2
+"""Number of the answer that may add controls, after the first and its repair."""
 
 
 class Interview:
@@ -97,41 +103,13 @@ class Interview:
         problems: tuple[str, ...] = ()
         previous = ""
         for attempt in (0, 1):
-            added = added_mechanisms(parent.program.source, child.program.source)
-            request = ExplanationRequest(
-                prompt="",
-                observation=observation.id,
-                turn=turn,
-                attempt=attempt,
-                problems=problems,
-                previous_reply=previous,
-                parent_source=parent.program.source,
-                child_source=child.program.source,
-                mechanisms_added=added,
-                claims=claims,
-                effect=MeasuredEffect(
-                    name="child",
-                    effect=confirmed.mean,
-                    standard_error=confirmed.standard_error,
-                    split="confirm",
-                ),
-                known_effects=(
-                    MeasuredEffect(
-                        name="child", effect=search.mean, standard_error=search.standard_error, split="search"
-                    ),
-                ),
-                noise_floor=self._noise_floor,
-                expected_width=width,
-                mechanical_controls=tuple(f"knockout {name}" for name in added if len(added) > 1)
-                + tuple(f"knockin {name}" for name in added if len(added) > 1),
-                barred_claims=tuple(sorted(self.barred(), key=lambda claim: (claim.mechanism, claim.cause))),
-                budget_left=self._ledger.budget().free,
-                seed=self._recipe.campaign.seed,
-            )
+            request = self._why(turn, observation, parent, child, claims, search, confirmed, width)
+            request = replace(request, attempt=attempt, problems=problems, previous_reply=previous)
             reply = self._asker.explain(f"turn-{turn}/explain/{attempt}", prompting.with_prompt(request))
             try:
                 parsed = parse_explanation(reply.text, finish_reason=reply.finish_reason)
                 _check_controls(parsed.explanation, parent, child)
+                _check_first(parsed.explanation)
                 _check_predictions(parsed.explanation, width, is_repair=attempt > 0)
             except ReplyProblem as problem:
                 problems, previous = problem.problems, reply.text
@@ -143,6 +121,82 @@ class Interview:
             NewNote(turn=turn, topic="explanation", text=f"{observation.id} stays unexplained: {'; '.join(problems)}")
         )
         return None
+
+    def extension(
+        self,
+        turn: int,
+        observation: Observation,
+        parent: Scored,
+        child: Scored,
+        claims: tuple[tuple[str, str], ...],
+        search: PairedEffect,
+        confirmed: PairedEffect,
+        width: float,
+        registered: Explanation,
+        ids: dict[str, str],
+        inseparable: tuple[tuple[str, str], ...],
+    ) -> tuple[Extension, ExplanationReply] | None:
+        """Ask once for controls that separate rivals which no registered control separates; None when nothing came of it.
+
+        registered: its hypotheses and usable controls, as they stand in the ledger under `ids`.
+        """
+        request = replace(
+            self._why(turn, observation, parent, child, claims, search, confirmed, width),
+            attempt=EXTENSION_ATTEMPT,
+            previous_reply=write_explanation(ExplanationReply(explanation=registered)),
+            inseparable=inseparable,
+            registered=tuple(ids.items()),
+        )
+        reply = self._asker.explain(f"turn-{turn}/explain/{EXTENSION_ATTEMPT}", prompting.with_prompt(request))
+        try:
+            parsed = parse_explanation(reply.text, finish_reason=reply.finish_reason)
+            extension = extend(registered, ids, parsed.explanation)
+            _check_controls(parsed.explanation, parent, child)
+            _check_predictions(extension.explanation, width, is_repair=True)
+        except (ReplyProblem, ExplanationProblem) as problem:
+            self._record(turn, EXTENSION_ATTEMPT, tuple(problem.problems))
+            return None
+        self._record(turn, EXTENSION_ATTEMPT, ())
+        return extension, parsed
+
+    def _why(
+        self,
+        turn: int,
+        observation: Observation,
+        parent: Scored,
+        child: Scored,
+        claims: tuple[tuple[str, str], ...],
+        search: PairedEffect,
+        confirmed: PairedEffect,
+        width: float,
+    ) -> ExplanationRequest:
+        """Return the request for an explanation, without what depends on earlier answers."""
+        added = added_mechanisms(parent.program.source, child.program.source)
+        return ExplanationRequest(
+            prompt="",
+            observation=observation.id,
+            turn=turn,
+            parent_source=parent.program.source,
+            child_source=child.program.source,
+            mechanisms_added=added,
+            claims=claims,
+            effect=MeasuredEffect(
+                name="child",
+                effect=confirmed.mean,
+                standard_error=confirmed.standard_error,
+                split="confirm",
+            ),
+            known_effects=(
+                MeasuredEffect(name="child", effect=search.mean, standard_error=search.standard_error, split="search"),
+            ),
+            noise_floor=self._noise_floor,
+            expected_width=width,
+            mechanical_controls=tuple(f"knockout {name}" for name in added if len(added) > 1)
+            + tuple(f"knockin {name}" for name in added if len(added) > 1),
+            barred_claims=tuple(sorted(self.barred(), key=lambda claim: (claim.mechanism, claim.cause))),
+            budget_left=self._ledger.budget().free,
+            seed=self._recipe.campaign.seed,
+        )
 
     def barred(self) -> frozenset[BarredClaim]:
         """Return every claim that stands refuted, with the fingerprint of the mechanism where it was refuted."""
@@ -171,6 +225,20 @@ class Interview:
                 stage="explanation" if problems else "",
                 reason="\n".join(problems),
             )
+        )
+
+
+def _check_first(explanation: Explanation) -> None:
+    """Refuse revisions where nothing is registered yet.
+
+    Raises:
+        ReplyProblem: naming each.
+    """
+    revisions = [hypothesis for hypothesis in explanation.hypotheses if hypothesis.predecessor is not None]
+    if revisions:
+        raise ReplyProblem(
+            f"Hypothesis {hypothesis.key!r} revises {hypothesis.predecessor}, but nothing is registered for this observation yet."
+            for hypothesis in revisions
         )
 
 

@@ -73,7 +73,8 @@ class ExplanationRequest:
     known_effects: results that stand already; shown, never evidence. noise_floor: one standard error of an effect, nats
     per token.
     expected_width: the expected width of a measured retained effect (a ratio). inseparable: pairs of hypotheses that no
-    control of the previous answer separated (attempt 1 may add a control for them).
+    control of the registered answer, `previous_reply`, separates: controls may be added for them once. registered: id in the
+    ledger of each hypothesis of that answer, by cause, for a revision to name.
     """
 
     prompt: str
@@ -93,6 +94,7 @@ class ExplanationRequest:
     mechanical_controls: tuple[str, ...] = ()
     barred_claims: tuple[BarredClaim, ...] = ()
     inseparable: tuple[tuple[str, str], ...] = ()
+    registered: tuple[tuple[str, str], ...] = ()
     budget_left: int = 0
     seed: int = 0
 
