@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from forge.desk import Desk, probe_evidence
 from forge.discharging import Discharger
 from forge.progress import Progress
-from forge.replies import ExplanationReply
+from forge.replies import ConditionalEdit
 from forge.required import EditBoard
 from forge.scored import Scored
 from forge.screening import Screener
@@ -37,7 +37,8 @@ class Consequences:
         observation: Observation,
         registration: Registration,
         verdicts: tuple[Verdict, ...],
-        reply: ExplanationReply,
+        explanation: Explanation,
+        wishes: Sequence[ConditionalEdit],
         child: Scored,
     ) -> None:
         """Turn verdicts into required edits: as the proposer worded them, where grammar and probe hold."""
@@ -54,7 +55,7 @@ class Consequences:
             return
         wanted: list[tuple[RequiredEdit, str]] = []
         worded = set()
-        for wish in reply.required_edits:
+        for wish in wishes:
             verdict = by_key.get(wish.hypothesis)
             if verdict is None or verdict.status.value != wish.verdict:
                 continue
@@ -67,7 +68,7 @@ class Consequences:
         silent = [verdict for verdict in verdicts if verdict.hypothesis not in worded]
         wanted += [
             (edit, by_name[verdict.hypothesis])
-            for edit, verdict in self._default_edits(turn, verdicts, silent, reply.explanation, child)
+            for edit, verdict in self._default_edits(turn, verdicts, silent, explanation, child)
         ]
         own = probe_evidence(child.result.evidence, child.program.source)
         for record in self._board.require(wanted, observation_id=observation.id, turn=turn, incumbent=own):

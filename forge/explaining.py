@@ -8,20 +8,22 @@ computed; the proposer has no say in it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from forge.confirming import CONFIRMATION_SPLIT, Confirmation, Confirmer
 from forge.consequences import Consequences
 from forge.control_programs import ControlMaker, ControlPrograms
 from forge.desk import Call, Desk
-from forge.interview import Interview
+from forge.interview import Finding, Interview
 from forge.measured_controls import measure_control
 from forge.measured_effects import effect_on, planned_width
 from forge.noise import NoiseModel
 from forge.progress import Progress
 from forge.recipe import Statistics
-from forge.replies import ExplanationReply
+from forge.replies import ConditionalEdit, ExplanationReply
 from forge.required import EditBoard
 from forge.scored import Scored
 from forge.screening import Screener
@@ -38,12 +40,25 @@ from hypotheses.ledger import (
     NewPrediction,
     NewProbeResult,
     NewVerdict,
-    Observation,
     Program,
     Registration,
 )
-from hypotheses.predictions import Control, Explanation
+from hypotheses.predictions import Control, Explanation, Hypothesis, Prediction
 from hypotheses.verdicts import ControlMeasurement, Verdict, decide
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What is going to be tested: all that stands, and can be run, after the last round of registration.
+
+    programs: of its controls, by key. registration: of everything in it. wishes: required edits of all rounds.
+    """
+
+    explanation: Explanation
+    programs: Mapping[str, Program]
+    design: Design
+    registration: Registration
+    wishes: tuple[ConditionalEdit, ...]
 
 
 class Explainer:
@@ -127,89 +142,138 @@ class Explainer:
         self._progress.milestone(
             f"observation {observation.id}: {child.program.title} {confirmed.mean:+.4f} nats/token, confirmed"
         )
-        width = self._width(confirmed, parent, 2, LEAST)
-        reply = self._interview.explanation(
-            turn,
-            observation,
-            parent,
-            child,
-            claims,
-            search,
-            confirmed,
-            width,
+        finding = Finding(
+            turn=turn,
+            observation=observation,
+            parent=parent,
+            child=child,
+            claims=claims,
+            search=search,
+            confirmed=confirmed,
+            width=self._width(confirmed, parent, 2, LEAST),
             idle=idle or {},
             trial=lambda controls: self._controls.make(controls, parent, child).problems,
         )
+        reply = self._interview.explanation(finding)
         if reply is not None:
-            self._test(turn, observation, parent, child, reply, confirmation, confirmed)
+            self._test(finding, self._extended(finding, self._planned(finding, reply)), confirmation)
 
     def _width(self, confirmed: PairedEffect, parent: Scored, num_hypotheses: int, num_controls: int) -> float:
         """Return the width to expect of a measured retained effect, at the level of a verdict over so many tests."""
         level = family_level(num_hypotheses, num_controls, alpha=self._statistics.error_rate)
         return planned_width(confirmed, parent.result, self._noise, level=level)
 
-    def _test(
-        self,
-        turn: int,
-        observation: Observation,
-        parent: Scored,
-        child: Scored,
-        reply: ExplanationReply,
-        confirmation: Confirmation,
-        confirmed: PairedEffect,
-    ) -> None:
-        explanation = reply.explanation
-        made = self._controls.make(explanation.controls, parent, child)
+    def _planned(self, finding: Finding, reply: ExplanationReply) -> _Plan:
+        """Register a first answer with the controls to run."""
+        made = self._controls.make(reply.explanation.controls, finding.parent, finding.child)
+        set_aside = self._set_aside(finding.turn, reply.explanation.controls, made)
         programs = made.usable()
-        design = plan_controls(
-            [p for p in explanation.predictions if p.control in programs],
+        standing = reply.explanation.restricted_to(programs)
+        design = self._design(finding, standing, programs)
+        registration = self._register(
+            finding, standing.hypotheses, standing.controls, standing.predictions, design, programs, set_aside
+        )
+        return _Plan(
+            explanation=standing,
+            programs=programs,
+            design=design,
+            registration=registration,
+            wishes=reply.required_edits,
+        )
+
+    def _extended(self, finding: Finding, plan: _Plan) -> _Plan:
+        """Ask once for a control where nothing separates rivals, before any control has run; register what the answer adds."""
+        if not self._can_be_extended(finding, plan):
+            return plan
+        ids = {hypothesis.name: hypothesis.id for hypothesis in plan.registration.hypotheses}
+        asked = self._interview.extension(finding, plan.explanation, ids, plan.design.unseparated)
+        if asked is None:
+            return plan
+        extension, reply = asked
+        made = self._controls.make(extension.explanation.controls, finding.parent, finding.child)
+        set_aside = self._set_aside(finding.turn, extension.controls, made)
+        programs = made.usable()
+        extension = extension.restricted_to(set(programs))
+        if not extension.controls:
+            return plan
+        design = self._design(finding, extension.explanation, programs)
+        registration = self._register(
+            finding,
+            extension.hypotheses,
+            extension.controls,
+            extension.predictions,
+            design,
+            programs,
+            set_aside,
+            round=1,
+        )
+        return _Plan(
+            explanation=extension.explanation,
+            programs=programs,
+            design=design,
+            registration=_together(plan.registration, registration),
+            wishes=(*plan.wishes, *(wish for wish in reply.required_edits if wish not in plan.wishes)),
+        )
+
+    def _can_be_extended(self, finding: Finding, plan: _Plan) -> bool:
+        """Whether asking for another control makes sense: a call is left, and the noise leaves something to measure."""
+        width = self._width(finding.confirmed, finding.parent, 2, max(LEAST, len(plan.programs) + 1))
+        return bool(plan.design.unseparated) and self._confirmer.spendable() > plan.design.cost and math.isfinite(width)
+
+    def _design(self, finding: Finding, explanation: Explanation, programs: Mapping[str, Program]) -> Design:
+        """Return the plan for everything that stands and can be run."""
+        return plan_controls(
+            explanation.predictions,
             [
-                ControlOption(key=key, cost=explanation.control(key).cost, content_hash=program.id)
-                for key, program in programs.items()
+                ControlOption(key=control.key, cost=control.cost, content_hash=programs[control.key].id)
+                for control in explanation.controls
             ],
-            width_of=partial(self._width, confirmed, parent, len(explanation.hypotheses)),
+            width_of=partial(self._width, finding.confirmed, finding.parent, len(explanation.hypotheses)),
             budget_calls=self._confirmer.spendable(),
             hypotheses=[hypothesis.key for hypothesis in explanation.hypotheses],
         )
-        set_aside = self._set_aside(turn, explanation, made)
-        if not design.feasible:
+
+    def _test(self, finding: Finding, plan: _Plan, confirmation: Confirmation) -> None:
+        """Run the controls of a plan, judge, and draw the consequences."""
+        turn, observation, parent, child = finding.turn, finding.observation, finding.parent, finding.child
+        explanation, design = plan.explanation, plan.design
+        if design.feasible:
+            self._announce(explanation, design)
+        else:
             self._note(turn, "design", f"no useful set of controls: {design.reason}")
             self._progress.milestone(f"{observation.id}: no useful set of controls ({design.reason})")
-        usable = explanation.restricted_to(design.widths)
-        registration = self._register(observation, usable, design, programs, set_aside)
-        if design.feasible:
-            self._announce(usable, design)
-        stored = {control.name: control for control in registration.controls}
+        stored = {control.name: control for control in plan.registration.controls}
         runs = self._desk.evaluate_all(
             Call(
-                program=programs[key],
+                program=plan.programs[key],
                 kind="control",
                 split=CONFIRMATION_SPLIT,
                 seed=self._seed,
                 turn=turn,
                 control_id=stored[key].id,
                 observation_id=observation.id,
-                why=usable.control(key).description,
+                why=explanation.control(key).description,
             )
             for key in design.chosen
         )
         measurements = [
-            self._measure(usable.control(key), stored[key].id, programs[key], evaluation, parent, child, confirmation)
+            self._measure(
+                explanation.control(key), stored[key].id, plan.programs[key], evaluation, parent, child, confirmation
+            )
             for key, evaluation in zip(design.chosen, runs, strict=True)
         ]
-        verdicts = decide(usable, confirmed, measurements, design, alpha=self._statistics.error_rate)
-        self._record(registration, verdicts, measurements, confirmed)
-        self._consequences.draw(turn, observation, registration, verdicts, reply, child)
+        verdicts = decide(explanation, finding.confirmed, measurements, design, alpha=self._statistics.error_rate)
+        self._record(plan.registration, verdicts, measurements, finding.confirmed)
+        self._consequences.draw(turn, observation, plan.registration, verdicts, explanation, plan.wishes, child)
 
-    def _set_aside(self, turn: int, explanation: Explanation, made: ControlPrograms) -> list[dict[str, object]]:
+    def _set_aside(self, turn: int, controls: Sequence[Control], made: ControlPrograms) -> list[dict[str, object]]:
         """Note which controls are not tested, and return what the ledger keeps of them."""
-        for key, reason in made.problems.items():
-            self._note(turn, "control", f"control {key!r} cannot be used: {reason}")
-        for key, reason in made.known.items():
-            text = (
-                f"control {key!r} was evaluated before these predictions, so it is shown and never evidence: {reason}"
-            )
-            self._note(turn, "control", text)
+        for key in [control.key for control in controls]:
+            if key in made.problems:
+                self._note(turn, "control", f"control {key!r} cannot be used: {made.problems[key]}")
+            elif key in made.known:
+                text = f"control {key!r} was evaluated before these predictions, so it is shown and never evidence: "
+                self._note(turn, "control", text + made.known[key])
         return [
             {
                 "control": control.key,
@@ -218,21 +282,25 @@ class Explainer:
                 "standing": "unusable" if control.key in made.problems else "known",
                 "reason": made.problems.get(control.key) or made.known[control.key],
             }
-            for control in explanation.controls
+            for control in controls
             if control.key in made.problems or control.key in made.known
         ]
 
     def _register(
         self,
-        observation: Observation,
-        explanation: Explanation,
+        finding: Finding,
+        hypotheses: Sequence[Hypothesis],
+        controls: Sequence[Control],
+        predictions: Sequence[Prediction],
         design: Design,
-        programs: dict[str, Program],
+        programs: Mapping[str, Program],
         set_aside: list[dict[str, object]],
+        *,
+        round: int = 0,
     ) -> Registration:
         """Register what is to be tested; `set_aside` tells of the controls that are not, and why."""
         return self._ledger.register_explanation(
-            observation.id,
+            finding.observation.id,
             hypotheses=[
                 NewHypothesis(
                     name=h.key,
@@ -240,8 +308,9 @@ class Explainer:
                     cause=h.cause,
                     statement=h.statement,
                     body=h.model_dump(mode="json"),
+                    predecessor_id=h.predecessor,
                 )
-                for h in explanation.hypotheses
+                for h in hypotheses
             ],
             controls=[
                 NewControl(
@@ -253,11 +322,10 @@ class Explainer:
                     cost=c.cost,
                     body=c.model_dump(mode="json"),
                 )
-                for c in explanation.controls
+                for c in controls
             ],
             predictions=[
-                NewPrediction(hypothesis=p.hypothesis, control=p.control, low=p.low, high=p.high)
-                for p in explanation.predictions
+                NewPrediction(hypothesis=p.hypothesis, control=p.control, low=p.low, high=p.high) for p in predictions
             ],
             design=NewDesign(
                 chosen=design.chosen,
@@ -265,6 +333,7 @@ class Explainer:
                 cost=design.cost,
                 body=design.to_json() | {"set_aside": set_aside},
             ),
+            round=round,
         )
 
     def _measure(
@@ -317,6 +386,7 @@ class Explainer:
                     status=verdict.status.value,
                     rule=verdict.rule,
                     reason=verdict.reason,
+                    round=registration.round,
                     evidence=evidence | {"verdict": verdict.to_json()},
                 )
                 for verdict in verdicts
@@ -338,3 +408,14 @@ class Explainer:
     def _note(self, turn: int, topic: str, text: str) -> None:
         self._ledger.add_note(NewNote(turn=turn, topic=topic, text=text))
         self._progress.say(text)
+
+
+def _together(first: Registration, second: Registration) -> Registration:
+    """Return what stands after two rounds, under the later one: hypotheses that were revised are left out."""
+    revised = {hypothesis.predecessor_id for hypothesis in second.hypotheses}
+    return replace(
+        second,
+        hypotheses=(*(h for h in first.hypotheses if h.id not in revised), *second.hypotheses),
+        controls=(*first.controls, *second.controls),
+        predictions=(*first.predictions, *second.predictions),
+    )

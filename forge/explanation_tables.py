@@ -29,12 +29,14 @@ class PredictionRow:
 
 @dataclass(frozen=True, kw_only=True)
 class RivalRow:
-    """One hypothesis with its predictions and its verdict."""
+    """One hypothesis with its predictions and its verdict. revises: cause of the earlier hypothesis that it stands for."""
 
     id: str
     cause: str
     mechanism: str
     statement: str
+    round: int
+    revises: str | None
     status: str
     reason: str
     predictions: tuple[PredictionRow, ...]
@@ -116,6 +118,8 @@ def observation_row(ledger: LedgerReader, observation: Observation) -> Observati
     designs = ledger.designs(observation.id)
     chosen = {key for design in designs for key in design.chosen}
     names = {hypothesis.id: hypothesis.name for hypothesis in ledger.hypotheses(observation.id)}
+    causes = {hypothesis.id: hypothesis.cause for hypothesis in ledger.hypotheses(observation.id)}
+    revised = {hypothesis.predecessor_id for hypothesis in ledger.hypotheses(observation.id)}
     rivals = []
     for hypothesis in ledger.hypotheses(observation.id):
         verdict = verdicts.get(hypothesis.id)
@@ -147,7 +151,9 @@ def observation_row(ledger: LedgerReader, observation: Observation) -> Observati
                 cause=hypothesis.cause,
                 mechanism=hypothesis.mechanism,
                 statement=hypothesis.statement,
-                status=verdict.status if verdict else "no verdict",
+                round=hypothesis.round,
+                revises=causes.get(hypothesis.predecessor_id or ""),
+                status=verdict.status if verdict else "revised" if hypothesis.id in revised else "no verdict",
                 reason=verdict.reason if verdict else "",
                 predictions=tuple(rows),
             )

@@ -190,10 +190,11 @@ def _authors(ledger: LedgerReader) -> Iterable[Author]:
             continue
         author = author_of(ledger, observation)
         observations[author] = observations.get(author, 0) + 1
+        revised = {hypothesis.predecessor_id for hypothesis in hypotheses}
         last = {verdict.hypothesis_id: verdict for verdict in ledger.verdicts(observation.id)}
         for hypothesis in hypotheses:
             verdict = last.get(hypothesis.id)
-            status = verdict.status if verdict is not None else "no verdict"
+            status = verdict.status if verdict is not None else "revised" if hypothesis.id in revised else "no verdict"
             counted = statuses.setdefault(author, {})
             counted[status] = counted.get(status, 0) + 1
             if verdict is not None:

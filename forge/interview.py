@@ -8,25 +8,53 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from forge import prompting, retesting
 from forge.asking import Asker
 from forge.desk import Desk, probe_evidence
 from forge.digest import ledger_digest
 from forge.errors import ReplyProblem
+from forge.extending import Extension, extend
 from forge.program_identity import mechanism_fingerprint
 from forge.program_source import mechanisms
 from forge.proposers.base import ExplanationRequest, MeasuredEffect, ProposalRequest, Reply
 from forge.recipe import Recipe
 from forge.replies import ExplanationReply, awaited_verdict, parse_explanation
+from forge.reply_writing import write_explanation
 from forge.scored import Scored
 from forge.screening import Rules, added_mechanisms
 from hypotheses.design import SHARE
 from hypotheses.effects import PairedEffect
 from hypotheses.ledger import Ledger, NewNote, NewProposal, Observation
-from hypotheses.predictions import Control, Explanation, same_problems, vacuous_problems
+from hypotheses.predictions import Control, Explanation, ExplanationProblem, same_problems, vacuous_problems
 from hypotheses.required_edits import BarredClaim, JudgedClaim, barred_claims, check_required_edit
 from hypotheses.verdicts import VerdictStatus
+
+EXTENSION_ATTEMPT = 2
+"""Number of the answer that may add controls, after the first and its repair."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A confirmed difference between a program and its parent, which wants an explanation.
+
+    claims: what the child's proposer said of it, as pairs of mechanism and cause. search: the effect that drew attention;
+    confirmed: the one that is explained. width: what to expect of a measured retained effect, shown so that predictions are not
+    closer together. idle: mechanisms that do not execute, with what showed it. trial: makes and tries controls at no evaluator
+    call; returns by key why one cannot be used.
+    """
+
+    turn: int
+    observation: Observation
+    parent: Scored
+    child: Scored
+    claims: tuple[tuple[str, str], ...]
+    search: PairedEffect
+    confirmed: PairedEffect
+    width: float
+    idle: Mapping[str, str]
+    trial: Callable[[Sequence[Control]], Mapping[str, str]]
 
 
 class Interview:
@@ -80,88 +108,105 @@ class Interview:
         )
         return self._asker.propose(f"turn-{turn}/propose/{attempt}", prompting.with_prompt(request))
 
-    def explanation(
-        self,
-        turn: int,
-        observation: Observation,
-        parent: Scored,
-        child: Scored,
-        claims: tuple[tuple[str, str], ...],
-        search: PairedEffect,
-        confirmed: PairedEffect,
-        width: float,
-        *,
-        idle: Mapping[str, str],
-        trial: Callable[[Sequence[Control]], Mapping[str, str]],
-    ) -> ExplanationReply | None:
-        """Ask for rivals, controls and predictions; None when the answer could not be used, also after one repair.
-
-        width: what to expect of a measured retained effect, shown so that predictions are not closer together.
-        idle: mechanisms that do not execute, with what showed it.
-        trial: makes and tries controls at no evaluator call; returns by key why one cannot be used.
-        """
+    def explanation(self, finding: Finding) -> ExplanationReply | None:
+        """Ask for rivals, controls and predictions; None when the answer could not be used, also after one repair."""
         problems: tuple[str, ...] = ()
-        previous = ""
-        again, brought = self._retests(turn, idle, trial)
+        request = self._why(finding)
+        for key, reason in self._lost_controls(finding).items():
+            text = f"control {key!r}, which the proposal brought for a retest, cannot be used: {reason}"
+            self._ledger.add_note(NewNote(turn=finding.turn, topic="control", text=text))
         for attempt in (0, 1):
-            added = tuple(
-                name for name in added_mechanisms(parent.program.source, child.program.source) if name not in idle
-            )
-            request = ExplanationRequest(
-                prompt="",
-                observation=observation.id,
-                turn=turn,
-                attempt=attempt,
-                problems=problems,
-                previous_reply=previous,
-                parent_source=parent.program.source,
-                child_source=child.program.source,
-                mechanisms_added=added,
-                claims=claims,
-                effect=MeasuredEffect(
-                    name="child",
-                    effect=confirmed.mean,
-                    standard_error=confirmed.standard_error,
-                    split="confirm",
-                ),
-                known_effects=(
-                    MeasuredEffect(
-                        name="child", effect=search.mean, standard_error=search.standard_error, split="search"
-                    ),
-                ),
-                noise_floor=self._noise_floor,
-                expected_width=width,
-                mechanical_controls=tuple(f"knockout {name}" for name in added if len(added) > 1)
-                + tuple(f"knockin {name}" for name in added if len(added) > 1),
-                barred_claims=tuple(sorted(self.barred(), key=lambda claim: (claim.mechanism, claim.cause))),
-                retested=again,
-                brought_controls=brought,
-                budget_left=self._ledger.budget().free,
-                seed=self._recipe.campaign.seed,
-            )
-            reply = self._asker.explain(f"turn-{turn}/explain/{attempt}", prompting.with_prompt(request))
+            reply = self._ask(finding, replace(request, attempt=attempt, problems=problems))
             try:
                 parsed = parse_explanation(reply.text, finish_reason=reply.finish_reason)
                 problems = (
-                    *_control_problems(parsed, parent, child, idle, trial),
-                    *_prediction_problems(parsed.explanation, width, is_repair=attempt > 0),
-                    *_edit_problems(parsed, child),
-                    *retesting.explanation_problems(
-                        parsed.explanation, again, brought, parent=parent.program.source, child=child.program.source
-                    ),
+                    *_early_revisions(parsed.explanation),
+                    *_problems(parsed, parsed.explanation, finding, request, is_last=attempt > 0),
                 )
                 if problems:
                     raise ReplyProblem(problems)
             except ReplyProblem as problem:
-                problems, previous = problem.problems, reply.text
-                self._record(turn, attempt, problems)
+                problems = problem.problems
+                request = replace(request, previous_reply=reply.text)
+                self._record(finding.turn, attempt, problems)
                 continue
-            self._record(turn, attempt, ())
+            self._record(finding.turn, attempt, ())
             return parsed
-        self._ledger.add_note(
-            NewNote(turn=turn, topic="explanation", text=f"{observation.id} stays unexplained: {'; '.join(problems)}")
-        )
+        text = f"{finding.observation.id} stays unexplained: {'; '.join(problems)}"
+        self._ledger.add_note(NewNote(turn=finding.turn, topic="explanation", text=text))
         return None
+
+    def extension(
+        self,
+        finding: Finding,
+        registered: Explanation,
+        ids: Mapping[str, str],
+        inseparable: tuple[tuple[str, str], ...],
+    ) -> tuple[Extension, ExplanationReply] | None:
+        """Ask once for controls that separate rivals which no registered control separates; None when nothing came of it.
+
+        Args:
+            finding: that the explanation is about.
+            registered: its hypotheses, and those of its controls that can be evidence.
+            ids: of the hypotheses in the ledger, by cause.
+            inseparable: the pairs.
+        """
+        request = replace(
+            self._why(finding),
+            attempt=EXTENSION_ATTEMPT,
+            previous_reply=write_explanation(ExplanationReply(explanation=registered)),
+            inseparable=inseparable,
+            registered=tuple(ids.items()),
+        )
+        reply = self._ask(finding, request)
+        try:
+            parsed = parse_explanation(reply.text, finish_reason=reply.finish_reason)
+            extension = extend(registered, ids, parsed.explanation)
+            problems = _problems(parsed, extension.explanation, finding, request, is_last=True)
+            if problems:
+                raise ReplyProblem(problems)
+        except (ReplyProblem, ExplanationProblem) as problem:
+            self._record(finding.turn, EXTENSION_ATTEMPT, tuple(problem.problems))
+            return None
+        self._record(finding.turn, EXTENSION_ATTEMPT, ())
+        return extension, parsed
+
+    def _ask(self, finding: Finding, request: ExplanationRequest) -> Reply:
+        return self._asker.explain(f"turn-{finding.turn}/explain/{request.attempt}", prompting.with_prompt(request))
+
+    def _why(self, finding: Finding) -> ExplanationRequest:
+        """Return the request for an explanation, without what depends on earlier answers."""
+        confirmed, search = finding.confirmed, finding.search
+        added = tuple(
+            name
+            for name in added_mechanisms(finding.parent.program.source, finding.child.program.source)
+            if name not in finding.idle
+        )
+        again, brought = self._retests(finding)
+        return ExplanationRequest(
+            prompt="",
+            observation=finding.observation.id,
+            turn=finding.turn,
+            parent_source=finding.parent.program.source,
+            child_source=finding.child.program.source,
+            mechanisms_added=added,
+            claims=finding.claims,
+            effect=MeasuredEffect(
+                name="child", effect=confirmed.mean, standard_error=confirmed.standard_error, split="confirm"
+            ),
+            known_effects=(
+                MeasuredEffect(name="child", effect=search.mean, standard_error=search.standard_error, split="search"),
+            ),
+            noise_floor=self._noise_floor,
+            expected_width=finding.width,
+            mechanical_controls=tuple(f"knockout {name}" for name in added if len(added) > 1)
+            + tuple(f"knockin {name}" for name in added if len(added) > 1),
+            barred_claims=tuple(sorted(self.barred(), key=lambda claim: (claim.mechanism, claim.cause))),
+            retested=again,
+            brought_controls=brought,
+            budget_left=self._ledger.budget().free,
+            seed=self._recipe.campaign.seed,
+        )
 
     def barred(self) -> frozenset[BarredClaim]:
         """Return every claim that stands refuted, with the mechanism as it was where it was refuted last."""
@@ -185,19 +230,17 @@ class Interview:
             )
         return barred_claims(judged)
 
-    def _retests(
-        self, turn: int, idle: Mapping[str, str], trial: Callable[[Sequence[Control]], Mapping[str, str]]
-    ) -> tuple[tuple[tuple[str, str], ...], tuple[Control, ...]]:
+    def _retests(self, finding: Finding) -> tuple[tuple[tuple[str, str], ...], tuple[Control, ...]]:
         """Return the claims that a turn tests again and the controls it brought, but for what no explanation may hold."""
-        claims, brought = retesting.of_turn(self._ledger, turn)
-        claims = tuple(claim for claim in claims if claim[0] not in idle)
-        if not claims:
-            return (), ()
-        unusable = trial(brought)
-        for key, reason in unusable.items():
-            text = f"control {key!r}, which the proposal brought for a retest, cannot be used: {reason}"
-            self._ledger.add_note(NewNote(turn=turn, topic="control", text=text))
-        return claims, tuple(control for control in brought if control.key not in unusable)
+        claims, brought = retesting.of_turn(self._ledger, finding.turn)
+        claims = tuple(claim for claim in claims if claim[0] not in finding.idle)
+        lost = self._lost_controls(finding)
+        return claims, tuple(control for control in brought if claims and control.key not in lost)
+
+    def _lost_controls(self, finding: Finding) -> Mapping[str, str]:
+        """Return which controls that a turn brought for a retest cannot be used, and why."""
+        claims, brought = retesting.of_turn(self._ledger, finding.turn)
+        return finding.trial(brought) if any(mechanism not in finding.idle for mechanism, _ in claims) else {}
 
     def _record(self, turn: int, attempt: int, problems: tuple[str, ...]) -> None:
         self._ledger.record_proposal(
@@ -213,44 +256,69 @@ class Interview:
         )
 
 
-def _prediction_problems(explanation: Explanation, width: float, *, is_repair: bool) -> list[str]:
+def _problems(
+    reply: ExplanationReply, standing: Explanation, finding: Finding, request: ExplanationRequest, *, is_last: bool
+) -> tuple[str, ...]:
+    """Return why an answer cannot be used.
+
+    Args:
+        reply: the answer.
+        standing: everything that would be registered if it is taken.
+        finding: what it explains.
+        request: what it answers.
+        is_last: nothing of it can be mended any more.
+    """
+    return (
+        *_unknown_mechanisms(standing, finding),
+        # What keeps a control from being made at all names it already.
+        *(
+            reason if repr(key) in reason else f"control {key!r} cannot be used: {reason}"
+            for key, reason in finding.trial(standing.controls).items()
+        ),
+        *_prediction_problems(standing, finding.width, is_last=is_last),
+        *_edit_problems(reply, finding.child),
+        *retesting.explanation_problems(
+            standing,
+            request.retested,
+            request.brought_controls,
+            parent=finding.parent.program.source,
+            child=finding.child.program.source,
+        ),
+    )
+
+
+def _early_revisions(explanation: Explanation) -> list[str]:
+    return [
+        f"Hypothesis {hypothesis.key!r} revises {hypothesis.predecessor}, but nothing is registered for this observation yet."
+        for hypothesis in explanation.hypotheses
+        if hypothesis.predecessor is not None
+    ]
+
+
+def _prediction_problems(explanation: Explanation, width: float, *, is_last: bool) -> list[str]:
     """Return which predictions the noise leaves nothing of, against the width that the proposer was told.
 
-    Rivals that predict the same within it are sent back once. A repair that still has some is taken as long as some pair
+    Rivals that predict the same within it are sent back once. A later answer that still has some is taken as long as some pair
     parts, since the others can be judged; the design names the pairs that nothing separates.
     """
     same = same_problems(explanation, SHARE * width)
     num_pairs = math.comb(len(explanation.hypotheses), 2)
-    problems = vacuous_problems(explanation, width) + (same if not is_repair or len(same) == num_pairs else [])
+    problems = vacuous_problems(explanation, width) + (same if not is_last or len(same) == num_pairs else [])
     return [problem[:1].upper() + problem[1:] + "." for problem in problems]
 
 
-def _control_problems(
-    reply: ExplanationReply,
-    parent: Scored,
-    child: Scored,
-    idle: Mapping[str, str],
-    trial: Callable[[Sequence[Control]], Mapping[str, str]],
-) -> list[str]:
-    """Return which mechanisms of a reply are not there, and which of its controls cannot be used."""
-    problems = _unknown_mechanisms(reply, parent, child, idle)
-    for key, reason in trial(reply.explanation.controls).items():
-        # What keeps a control from being made at all names it already.
-        problems.append(reason if repr(key) in reason else f"control {key!r} cannot be used: {reason}")
-    return problems
-
-
-def _unknown_mechanisms(reply: ExplanationReply, parent: Scored, child: Scored, idle: Mapping[str, str]) -> list[str]:
+def _unknown_mechanisms(explanation: Explanation, finding: Finding) -> list[str]:
+    parent, child, idle = finding.parent, finding.child, finding.idle
     known = tuple(dict.fromkeys((*child.program.mechanisms, *parent.program.mechanisms)))
     listed = ", ".join(map(repr, known)) or "none"
     problems = [
         f"Hypothesis {h.key!r} is about mechanism {h.mechanism!r}, which neither program has; they have: {listed}."
-        for h in reply.explanation.hypotheses
+        for h in explanation.hypotheses
         if h.mechanism not in known
     ]
     problems += [
         f"Hypothesis {h.key!r} is about mechanism {h.mechanism!r}, which does not execute: {idle[h.mechanism]}."
-        for h in reply.explanation.hypotheses
+        for h in explanation.hypotheses
         if h.mechanism in idle
     ]
     return problems

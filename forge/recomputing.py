@@ -188,7 +188,9 @@ class _Observed:
 
     def _explanation(self, design: StoredDesign) -> Explanation:
         """Return what was registered up to the round of a design. It was checked then, by the rules of then."""
-        hypotheses = _of_round(self._hypotheses, design.round)
+        registered = _of_round(self._hypotheses, design.round)
+        revised = {row.predecessor_id for row in registered.values()}
+        hypotheses = {key: row for key, row in registered.items() if key not in revised}
         controls = _of_round(self._controls, design.round)
         return Explanation.model_construct(
             hypotheses=tuple(Hypothesis.model_construct(**row.body) for row in hypotheses.values()),
@@ -208,13 +210,17 @@ class _Observed:
     def _judged(
         self, stored: StoredDesign, parent: Scored, child: Scored, confirmation: Settlement, confirmed: PairedEffect
     ) -> Iterator[Difference]:
-        verdicts = [row for row in self._ledger.verdicts(self._observation.id) if row.round == stored.round]
+        verdicts = [row for row in self._ledger.verdicts(self._observation.id) if row.round >= stored.round]
         for version in sorted({verdict.rule for verdict in verdicts}):
-            given = {self._hypotheses[row.hypothesis_id].name: row for row in verdicts if row.rule == version}
+            given = {
+                self._hypotheses[row.hypothesis_id].name: row
+                for row in verdicts
+                if row.rule == version and row.round == stored.round
+            }
             rule = VERDICT_RULES.get(version)
             if rule is None:
                 known = ", ".join(VERDICT_RULES)
-                for row in given.values():
+                for row in [row for row in verdicts if row.rule == version and row.round == stored.round]:
                     yield Difference(record=row.id, field="rule", stored=version, recomputed=f"known: {known}")
                 continue
             try:
@@ -229,6 +235,8 @@ class _Observed:
                 # What a later version adds to a design is no difference; what was set aside was so before there was one.
                 body = {key: value for key, value in stored.body.items() if key != "set_aside"}
                 yield from compare(stored.id, body, {key: planned.to_json().get(key) for key in body})
+                if not given:  # a later round was judged
+                    continue
                 measurements = []
                 for key in design.chosen:
                     measurement = yield from self._measured(
@@ -237,8 +245,8 @@ class _Observed:
                     measurements.append(measurement)
                 again = rule.verdicts(explanation, confirmed, measurements, design, self._alpha)
             except _IMPOSSIBLE as err:
-                for row in given.values():
-                    yield _impossible(row.id, "verdict", err)
+                for record in [row.id for row in given.values()] or [stored.id]:
+                    yield _impossible(record, "verdict", err)
                 continue
             for name in sorted(again.keys() - given.keys()):
                 yield Difference(record=stored.id, field=f"verdict on {name!r}", stored=None, recomputed=again[name])

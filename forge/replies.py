@@ -46,7 +46,10 @@ _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _MECHANISM = re.compile(rf"(?P<name>{_NAME})\s*:\s*(?P<cause>{_SLUG})\s*\|\s*(?P<statement>.+)")
 _DISCHARGE = re.compile(r"(edit-[0-9a-z]{4,64})(?:\s.*)?")
-_HYPOTHESIS = re.compile(rf"(?P<cause>{_SLUG})\s*:\s*(?P<mechanism>{_NAME})\s*\|\s*(?P<statement>.+)")
+_HYPOTHESIS = re.compile(
+    rf"(?P<cause>{_SLUG})\s*:\s*(?P<mechanism>{_NAME})(?:\s+revises\s+(?P<predecessor>hyp-[0-9a-z]{{4,64}}))?"
+    r"\s*\|\s*(?P<statement>.+)"
+)
 _CONTROL = re.compile(
     rf"(?P<key>{_SLUG})\s*:\s*(?P<kind>knock-?out|knock-?in|substitute)\s+(?:of\s+)?"
     rf"(?P<names>{_NAME}(?:\s*,\s*{_NAME})*)"
@@ -223,12 +226,15 @@ def awaited_verdict(wish: ConditionalEdit, mechanism: str) -> Verdict:
     )
 
 
-def _hypotheses(section: Section, problems: list[str]) -> list[dict[str, str]]:
-    claims: list[dict[str, str]] = []
+def _hypotheses(section: Section, problems: list[str]) -> list[dict[str, str | None]]:
+    claims: list[dict[str, str | None]] = []
     for line in list_lines(section):
         match = _HYPOTHESIS.fullmatch(_plain(line))
         if match is None:
-            problems.append(_misread(line, "Hypotheses", "cause_slug: mechanism | one sentence"))
+            form = (
+                "cause_slug: mechanism | one sentence' or '- cause_slug: mechanism revises hyp-1a2b3c4d | one sentence"
+            )
+            problems.append(_misread(line, "Hypotheses", form))
         else:
             claims.append({"key": match["cause"], **match.groupdict()})
     return claims
@@ -300,10 +306,10 @@ def _predictions(section: Section, problems: list[str]) -> tuple[Prediction, ...
 
 
 def _conditional_edits(
-    section: Section, hypotheses: list[dict[str, str]], problems: list[str]
+    section: Section, hypotheses: list[dict[str, str | None]], problems: list[str]
 ) -> tuple[ConditionalEdit, ...]:
     wishes: list[ConditionalEdit] = []
-    mechanisms = {claim["key"]: claim["mechanism"] for claim in hypotheses}
+    mechanisms = {str(claim["key"]): str(claim["mechanism"]) for claim in hypotheses}
     for line in list_lines(section):
         match = _CONDITIONAL.fullmatch(line.text)
         if match is None:

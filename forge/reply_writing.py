@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from forge.edits import render_blocks
 from forge.replies import ConditionalEdit, ExplanationReply, ProposalReply
-from hypotheses.predictions import Control, Explanation
+from hypotheses.predictions import Control, Explanation, Hypothesis
 from hypotheses.probe_kinds import ROLES_OF_GROUP, Place, Probe
 
 __all__ = ["write_control", "write_explanation", "write_place", "write_probe", "write_proposal"]
@@ -38,7 +38,7 @@ def write_explanation(reply: ExplanationReply) -> str:
     explanation: Explanation = reply.explanation
     sections = [
         ("Analysis", [reply.analysis] if reply.analysis else []),
-        ("Hypotheses", _entries(f"{h.cause}: {h.mechanism} | {_line(h.statement)}" for h in explanation.hypotheses)),
+        ("Hypotheses", _entries(_hypothesis(h) for h in explanation.hypotheses)),
         ("Controls", _entries(_control(control) for control in explanation.controls)),
         (
             "Predictions",
@@ -72,6 +72,11 @@ def write_place(place: Place) -> str:
 def write_probe(probe: Probe) -> str:
     """Return the probe as JSON on one line, what is left at its default left out."""
     return json.dumps({"kind": probe.kind, **probe.model_dump(mode="json", exclude_defaults=True)}, ensure_ascii=False)
+
+
+def _hypothesis(hypothesis: Hypothesis) -> str:
+    revises = f" revises {hypothesis.predecessor}" if hypothesis.predecessor else ""
+    return f"{hypothesis.cause}: {hypothesis.mechanism}{revises} | {_line(hypothesis.statement)}"
 
 
 def _control(control: Control) -> str:

@@ -60,7 +60,7 @@ class Hypothesis(_Model):
 
     cause: short name of the claimed cause (``capacity``, ``selection``, ``outlier_spreading``); with `mechanism` it is
         the claim that a verdict supports or refutes.
-    predecessor: key of an earlier hypothesis that this one revises; predictions themselves never change.
+    predecessor: id in the ledger of the earlier hypothesis that this one revises; predictions themselves never change.
     """
 
     key: Slug

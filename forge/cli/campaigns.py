@@ -167,7 +167,8 @@ def print_observation(observation: ObservationRow, console: Console) -> None:
     if not observation.rivals:
         print_line(console, "  not explained")
     for rival in observation.rivals:
-        print_line(console, f"  {rival.status:<12} {rival.cause} ({rival.mechanism}): {rival.statement}")
+        revises = f", revises {rival.revises}" if rival.revises else ""
+        print_line(console, f"  {rival.status:<12} {rival.cause} ({rival.mechanism}{revises}): {rival.statement}")
         for row in rival.predictions:
             predicted = f"{row.low:.2f} .. {row.high:.2f}"
             if row.measured is None:

@@ -16,7 +16,7 @@ from forge.errors import ForgeError
 from forge.plain_text import spell_out
 from forge.run_folder import RunFolder
 from forge.summary import Summary, summarize
-from hypotheses.ledger import Ledger
+from hypotheses.ledger import Ledger, open_to_read
 from hypotheses.ledger.errors import LedgerNotFound
 
 PARTS = ("summary", "observations", "edits", "refusals", "honesty", "calls", "notes")
@@ -30,7 +30,7 @@ class NothingToShow(ForgeError, ValueError):
 
 def show_run(run: Path, what: str, console: Console, emit: Emit | None) -> None:
     """Print one part of a run's ledger, or the source of one program by its id."""
-    with Ledger.open(RunFolder.open(run).ledger, read_only=True) as ledger:
+    with open_to_read(RunFolder.open(run).ledger) as ledger:
         ledger.pin()
         if what.startswith("prog-"):
             _show_program(ledger, what, console, emit)
@@ -52,7 +52,7 @@ def show_recomputation(run: Path, console: Console, emit: Emit | None) -> bool:
     """Derive every verdict of a run again from what was measured, and print each difference; return whether there is none."""
     from forge.recomputing import recompute  # needs what programs are run with, which other parts do not
 
-    with Ledger.open(RunFolder.open(run).ledger, read_only=True) as ledger:
+    with open_to_read(RunFolder.open(run).ledger) as ledger:
         ledger.pin()
         found = recompute(ledger)
     if emit is not None:

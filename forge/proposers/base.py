@@ -74,8 +74,9 @@ class ExplanationRequest:
     known_effects: results that stand already; shown, never evidence. noise_floor: one standard error of an effect, nats
     per token.
     expected_width: the expected width of a measured retained effect (a ratio). inseparable: pairs of hypotheses that no
-    control of the previous answer separated (attempt 1 may add a control for them). retested: refuted claims,
-    (mechanism, cause), that the child tests again; brought_controls: what its proposal brought for that.
+    control of the registered answer, `previous_reply`, separates: controls may be added for them once. registered: id in the
+    ledger of each hypothesis of that answer, by cause, for a revision to name. retested: refuted claims, (mechanism, cause), that
+    the child tests again; brought_controls: what its proposal brought for that.
     """
 
     prompt: str
@@ -97,6 +98,7 @@ class ExplanationRequest:
     inseparable: tuple[tuple[str, str], ...] = ()
     retested: tuple[tuple[str, str], ...] = ()
     brought_controls: tuple[Control, ...] = ()
+    registered: tuple[tuple[str, str], ...] = ()
     budget_left: int = 0
     seed: int = 0
 

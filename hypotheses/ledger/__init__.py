@@ -33,6 +33,7 @@ from hypotheses.ledger.errors import (
     LedgerValueError,
 )
 from hypotheses.ledger.ledger import Ledger
+from hypotheses.ledger.older import open_to_read
 from hypotheses.ledger.reader import LedgerReader
 from hypotheses.ledger.records import (
     ENDED,
@@ -124,4 +125,5 @@ __all__ = [
     "Screening",
     "Settlement",
     "Verdict",
+    "open_to_read",
 ]

@@ -33,13 +33,17 @@ class Observation(NewObservation, Stored):
 
 @dataclass(frozen=True, kw_only=True)
 class NewHypothesis:
-    """One claimed cause. `name` is its label in the reply, unique within the observation (``H1``)."""
+    """One claimed cause. `name` is its label in the reply, unique within the observation (``H1``).
+
+    predecessor_id: the registered hypothesis that this one revises; it stands no longer from this round on.
+    """
 
     name: str
     mechanism: str
     cause: str
     statement: str = ""
     body: Json = field(default_factory=dict)
+    predecessor_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

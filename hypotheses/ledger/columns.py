@@ -15,6 +15,8 @@ from sqlalchemy.orm import DeclarativeBase, mapped_column
 from hypotheses.ledger.canonical import canonical_json
 
 NOT_HASHED = {"hashed": False}
+HASHED_WHEN_SET = {"hashed": "when set"}
+"""Of a column that a later version added: where it is NULL, the content hash is what it was without it."""
 
 
 class JsonText(TypeDecorator[Any]):

@@ -61,7 +61,10 @@ def register(
     _check_names(observation_id, [item.name for item in controls], "controls")
     stored_hypotheses = tuple(tx.insert(HYPOTHESES, fields_of(item) | place) for item in hypotheses)
     stored_controls = tuple(tx.insert(CONTROLS, fields_of(item) | place) for item in controls)
-    rivals = {item.name: item for item in tx.all(HYPOTHESES, observation_id=observation_id) if item.round <= round}
+    _check_predecessors(tx, observation_id, stored_hypotheses, round)
+    known = [item for item in tx.all(HYPOTHESES, observation_id=observation_id) if item.round <= round]
+    revised = {item.predecessor_id for item in known}
+    rivals = {item.name: item for item in known if item.id not in revised}
     candidates = {item.name: item for item in tx.all(CONTROLS, observation_id=observation_id) if item.round <= round}
     if len(rivals) < MIN_RIVALS:
         raise LedgerRefused(
@@ -152,6 +155,28 @@ def load_edit(tx: Transaction, row: models.RequiredEdit) -> RequiredEdit:
     """Return a required edit with its history as of the position."""
     history = tx.all(REQUIRED_EDIT_STATES, edit_id=row.id)
     return tx.load(REQUIRED_EDITS, row, history=history)
+
+
+def _check_predecessors(tx: Transaction, observation_id: str, new: Sequence[Hypothesis], round: int) -> None:
+    """Refuse a revision that revises nothing, and a later hypothesis that is no revision: it would have seen what others did."""
+    taken: dict[str, str] = {}
+    for item in new:
+        if item.predecessor_id is None:
+            if round > 0:
+                raise LedgerRefused(
+                    f"{observation_id}: hypothesis {item.name!r} of round {round} names no predecessor; after round 0 a "
+                    "hypothesis is the revision of an earlier one"
+                )
+            continue
+        earlier = tx.get(HYPOTHESES, item.predecessor_id)
+        if earlier.observation_id != observation_id or earlier.round >= round:
+            raise LedgerRefused(
+                f"{observation_id}: hypothesis {item.name!r} of round {round} revises {earlier.id}, which is of "
+                f"{earlier.observation_id}, round {earlier.round}; a predecessor is an earlier hypothesis of the same observation"
+            )
+        if earlier.id in taken:
+            raise LedgerRefused(f"{observation_id}: {taken[earlier.id]!r} and {item.name!r} both revise {earlier.id}")
+        taken[earlier.id] = item.name
 
 
 def _check_names(observation_id: str, names: Sequence[str], what: str) -> None:

@@ -32,6 +32,11 @@ def content_hash(session: Session) -> str:
         if table is Note.__table__:
             rows = rows.where(table.c.topic != STOPPED)
         for row in session.execute(rows):
-            line = canonical_json(dict(zip([c.name for c in columns], row, strict=True)), name=table.name)
+            content = {
+                column.name: value
+                for column, value in zip(columns, row, strict=True)
+                if value is not None or column.info.get("hashed") != "when set"
+            }
+            line = canonical_json(content, name=table.name)
             digest.update(f"{line}\n".encode())
     return digest.hexdigest()

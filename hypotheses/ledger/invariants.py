@@ -44,7 +44,8 @@ INVARIANTS: tuple[Invariant, ...] = (
         "evaluation {0} of control {1} has no prediction of hypothesis {2}, registered before it in the same round",
         "SELECT e.id, c.id, h.id FROM evaluations e JOIN controls c ON c.id = e.control_id JOIN hypotheses h "
         "ON h.observation_id = c.observation_id AND h.round <= c.round LEFT JOIN predictions p "
-        "ON p.control_id = c.id AND p.hypothesis_id = h.id WHERE p.id IS NULL "
+        "ON p.control_id = c.id AND p.hypothesis_id = h.id WHERE p.id IS NULL AND NOT EXISTS (SELECT 1 FROM hypotheses n "
+        "WHERE n.predecessor_id = h.id AND n.round <= c.round) "
         "ORDER BY e.reserved_seq, h.registered_seq",
     ),
     Invariant(
@@ -56,6 +57,12 @@ INVARIANTS: tuple[Invariant, ...] = (
         "evaluation {0} names observation {1}, its control belongs to {2}",
         "SELECT e.id, e.observation_id, c.observation_id FROM evaluations e JOIN controls c ON c.id = e.control_id "
         "WHERE e.observation_id IS NOT NULL AND e.observation_id <> c.observation_id ORDER BY e.reserved_seq",
+    ),
+    Invariant(
+        "hypothesis {0} of round {1} names {2} as its predecessor, no earlier hypothesis of its observation",
+        "SELECT h.id, h.round, h.predecessor_id FROM hypotheses h LEFT JOIN hypotheses p ON p.id = h.predecessor_id "
+        "AND p.observation_id = h.observation_id AND p.round < h.round WHERE p.id IS NULL "
+        "AND (h.round > 0 OR h.predecessor_id IS NOT NULL) ORDER BY h.registered_seq",
     ),
     Invariant(
         "prediction {0} joins a hypothesis and a control of two observations",

@@ -256,12 +256,12 @@ class Ledger(LedgerReader):
     ) -> claims.Registration:
         """Register rivals, controls, one prediction for every pair, and the design: all in one transaction, or nothing.
 
-        A later `round` may add controls and hypotheses. Its predictions name hypotheses of any round so far; each new
-        control needs one from every hypothesis.
+        A later `round` may add controls, and hypotheses that each name the one that they revise, which stands no longer. Its
+        predictions name hypotheses of any round so far; each new control needs one from every hypothesis that stands.
 
         Raises:
             LedgerRefused: fewer than two rivals, a pair without its prediction, a repeated name, a reversed interval,
-                or a prediction for a control that was evaluated already.
+                a later hypothesis without a predecessor, or a prediction for a control that was evaluated already.
         """
         with self._write() as tx:
             return explanations.register(

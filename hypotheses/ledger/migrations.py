@@ -42,5 +42,21 @@ def move_long_texts_to_files(connection: sqlite3.Connection, files: BlobFiles) -
     )
 
 
-MIGRATIONS: Mapping[int, Migration] = {2: move_long_texts_to_files}
+def name_predecessors(connection: sqlite3.Connection, files: BlobFiles) -> None:
+    """Version 3: a hypothesis may name the one that it revises, and no control is run whose result was known.
+
+    Both hold from now on: what an older ledger holds is not judged by it again, other than by `invariants`.
+    """
+    connection.execute("ALTER TABLE hypotheses ADD COLUMN predecessor_id TEXT REFERENCES hypotheses (id)")
+    connection.execute(
+        "CREATE TRIGGER evaluations_control_unknown BEFORE INSERT ON evaluations WHEN NEW.kind = 'control' "
+        "AND EXISTS (SELECT 1 FROM predictions p JOIN programs a ON a.id = NEW.program_id JOIN programs b "
+        "ON b.ast_hash = a.ast_hash OR b.normalized_ast_hash = a.normalized_ast_hash JOIN evaluations k "
+        "ON k.program_id = b.id AND k.split = NEW.split AND k.draw = NEW.draw "
+        "WHERE p.control_id = NEW.control_id AND k.settled_seq < p.registered_seq) "
+        "BEGIN SELECT RAISE(ABORT, 'ledger: this program was measured before its predictions were registered'); END"
+    )
+
+
+MIGRATIONS: Mapping[int, Migration] = {2: move_long_texts_to_files, 3: name_predecessors}
 """By the version they lead to; version 1 is the first there was."""

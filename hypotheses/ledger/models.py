@@ -14,7 +14,15 @@ from typing import Any
 from sqlalchemy import CheckConstraint, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from hypotheses.ledger.columns import NOT_HASHED, Base, blob_column, json_column, ref_column, seq_column
+from hypotheses.ledger.columns import (
+    HASHED_WHEN_SET,
+    NOT_HASHED,
+    Base,
+    blob_column,
+    json_column,
+    ref_column,
+    seq_column,
+)
 
 
 class SchemaVersion(Base):
@@ -289,6 +297,7 @@ class Hypothesis(Base):
     cause: Mapped[str]
     statement: Mapped[str]
     body: Mapped[Any] = json_column()
+    predecessor_id: Mapped[str | None] = ref_column("hypotheses", info=HASHED_WHEN_SET)
 
 
 class Control(Base):

@@ -25,7 +25,7 @@ from hypotheses.ledger.errors import LedgerNotFound, LedgerSchemaError
 from hypotheses.ledger.migrations import MIGRATIONS, Migration
 from hypotheses.ledger.models import Evaluation
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 APPLICATION_ID = 0x51464C44  # "QFLD", in the header of the file
 
 _RESERVATION = (
@@ -72,6 +72,12 @@ def schema_statements() -> list[str]:
         "AND NOT EXISTS (SELECT 1 FROM predictions WHERE control_id = NEW.control_id "
         "AND registered_seq < NEW.reserved_seq) "
         "BEGIN SELECT RAISE(ABORT, 'ledger: a control is evaluated only after its predictions are registered'); END",
+        "CREATE TRIGGER evaluations_control_unknown BEFORE INSERT ON evaluations WHEN NEW.kind = 'control' "
+        "AND EXISTS (SELECT 1 FROM predictions p JOIN programs a ON a.id = NEW.program_id JOIN programs b "
+        "ON b.ast_hash = a.ast_hash OR b.normalized_ast_hash = a.normalized_ast_hash JOIN evaluations k "
+        "ON k.program_id = b.id AND k.split = NEW.split AND k.draw = NEW.draw "
+        "WHERE p.control_id = NEW.control_id AND k.settled_seq < p.registered_seq) "
+        "BEGIN SELECT RAISE(ABORT, 'ledger: this program was measured before its predictions were registered'); END",
         "CREATE TRIGGER evaluations_within_budget BEFORE INSERT ON evaluations WHEN NEW.kind <> 'setup' AND "
         "(SELECT count(*) FROM evaluations WHERE kind <> 'setup') >= (SELECT coalesce(max(budget), 0) FROM campaign) "
         "BEGIN SELECT RAISE(ABORT, 'ledger: no evaluator call is free'); END",

@@ -16,8 +16,10 @@ import pytest
 from hypotheses.ledger import Ledger, LedgerConflict, LedgerSchemaError, LedgerStorageError, NewRequiredEdit
 from hypotheses.ledger.blob_files import BlobFiles
 from hypotheses.ledger.columns import Base
-from hypotheses.ledger.schema import migrate
+from hypotheses.ledger.schema import SCHEMA_VERSION, migrate
 from tests.ledger_builders import new_campaign, new_program, observe, play
+
+NEXT = SCHEMA_VERSION + 1
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +108,18 @@ def add_column(connection: sqlite3.Connection, files: BlobFiles) -> None:
 
 
 def test_an_older_schema_is_migrated_after_a_backup(copy: Path) -> None:
-    migrate(copy, target=3, steps={3: add_column})
+    migrate(copy, target=NEXT, steps={NEXT: add_column})
     connection = sqlite3.connect(copy)
-    assert connection.execute("PRAGMA user_version").fetchone() == (3,)
-    assert connection.execute("SELECT version FROM schema_versions ORDER BY version").fetchall() == [(2,), (3,)]
+    assert connection.execute("PRAGMA user_version").fetchone() == (NEXT,)
+    assert connection.execute("SELECT version FROM schema_versions ORDER BY version").fetchall() == [
+        (SCHEMA_VERSION,),
+        (NEXT,),
+    ]
     assert connection.execute("SELECT DISTINCT author FROM notes").fetchall() == [("",)]
     connection.close()
-    with pytest.raises(LedgerSchemaError, match="schema version 3"):
+    with pytest.raises(LedgerSchemaError, match=f"schema version {NEXT}"):
         Ledger.open(copy)
-    with Ledger.open(copy.with_name("ledger.sqlite.v2.backup"), read_only=True) as backup:
+    with Ledger.open(copy.with_name(f"ledger.sqlite.v{SCHEMA_VERSION}.backup"), read_only=True) as backup:
         assert len(backup.notes()) == 4
         assert backup.check_invariants() == []
 
@@ -125,9 +130,9 @@ def test_a_failing_migration_changes_nothing(copy: Path) -> None:
         raise RuntimeError("half way")
 
     with pytest.raises(RuntimeError, match="half way"):
-        migrate(copy, target=3, steps={3: fail})
-    with pytest.raises(LedgerSchemaError, match="no step leads to 3"):
-        migrate(copy, target=3, steps={})
+        migrate(copy, target=NEXT, steps={NEXT: fail})
+    with pytest.raises(LedgerSchemaError, match=f"no step leads to {NEXT}"):
+        migrate(copy, target=NEXT, steps={})
     with Ledger.open(copy) as ledger:
         play(ledger)
         assert ledger.num_unreplayed() == 0

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from hypotheses.ledger import Ledger, LedgerSchemaError, LedgerStorageError
+from hypotheses.ledger import Ledger, LedgerSchemaError, LedgerStorageError, open_to_read
 from hypotheses.ledger.blob_files import MAX_INLINE_BYTES
-from hypotheses.ledger.schema import SCHEMA_VERSION
+from hypotheses.ledger.schema import SCHEMA_VERSION, migrate
 from tests.ledger_builders import evaluate, new_campaign, new_program, play, scored
 
+GOLDENS = tuple((Path(__file__).parents[1] / "golden").glob("ledger_v*.sql"))
 GOLDEN = Path(__file__).parents[1] / "golden" / "ledger_v1.sql"
 LONG = "# a long source\n" + "\u00fc" * MAX_INLINE_BYTES
 
@@ -68,9 +69,10 @@ def test_every_record_of_version_1_is_there_after_the_migration(old: Path) -> No
     Ledger.open(old).close()
     after = rows(old)
     assert after.keys() == before.keys()
-    for name in before.keys() - {"blobs", "schema_versions"}:
+    for name in before.keys() - {"blobs", "schema_versions", "hypotheses"}:
         assert after[name] == before[name], name
-    assert [row[0] for row in after["schema_versions"]] == [1, SCHEMA_VERSION]
+    assert after["hypotheses"] == [(*row, None) for row in before["hypotheses"]]
+    assert [row[0] for row in after["schema_versions"]] == list(range(1, SCHEMA_VERSION + 1))
     texts = dict(after["blobs"])
     assert {digest for digest, text in texts.items() if text is None} == {hashlib.sha256(LONG.encode()).hexdigest()}
     with Ledger.open(old, read_only=True) as reader:
@@ -82,22 +84,59 @@ def test_every_record_of_version_1_is_there_after_the_migration(old: Path) -> No
     assert copy == before
 
 
-def test_the_content_hash_is_that_of_version_1(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.sqlite"
-    text = GOLDEN.read_text(encoding="utf-8")
+def opened(golden: Path, folder: Path) -> Path:
+    path = folder / "ledger.sqlite"
     connection = sqlite3.connect(path)
-    connection.executescript(text)
+    connection.executescript(golden.read_text(encoding="utf-8"))
     connection.close()
-    expected = re.search("content hash: ([0-9a-f]{64})", text)
+    return path
+
+
+@pytest.mark.parametrize("golden", GOLDENS, ids=lambda path: path.stem)
+def test_the_content_hash_is_that_of_its_version(golden: Path, tmp_path: Path) -> None:
+    path = opened(golden, tmp_path)
+    expected = re.search("content hash: ([0-9a-f]{64})", golden.read_text(encoding="utf-8"))
     assert expected is not None
+    with open_to_read(path) as ledger:
+        assert ledger.content_hash() == expected[1]
     with Ledger.open(path) as ledger:
         assert ledger.content_hash() == expected[1]
 
 
-def test_a_migrated_ledger_has_the_shape_of_a_new_one(old: Path, tmp_path: Path) -> None:
-    Ledger.open(old).close()
+def test_there_is_a_golden_ledger_of_every_older_version() -> None:
+    assert {path.stem for path in GOLDENS} == {f"ledger_v{number}" for number in range(1, SCHEMA_VERSION)}
+
+
+@pytest.mark.parametrize("golden", GOLDENS, ids=lambda path: path.stem)
+def test_a_migrated_ledger_has_the_shape_of_a_new_one(golden: Path, tmp_path: Path) -> None:
+    path = opened(golden, tmp_path)
+    Ledger.open(path).close()
     Ledger.create(tmp_path / "new.sqlite", new_campaign()).close()
-    assert shape(old) == shape(tmp_path / "new.sqlite")
+    assert shape(path) == shape(tmp_path / "new.sqlite")
+
+
+def test_an_older_ledger_is_read_through_a_copy_and_stays_as_it_is(old: Path) -> None:
+    """Its long texts are read too, and nothing is left behind; a migrated one is read in place."""
+    before = old.read_bytes()
+    with open_to_read(old) as reader:
+        assert reader.is_read_only
+        assert reader.path != old
+        assert reader.program("prog-long").source == LONG
+        assert reader.check_invariants() == []
+        copy = reader.path
+    assert old.read_bytes() == before
+    assert [path.name for path in old.parent.iterdir()] == ["ledger.sqlite"]
+    assert not copy.parent.exists()
+    Ledger.open(old).close()
+    with open_to_read(old) as reader:
+        assert reader.path == old
+
+
+def test_texts_in_files_of_version_2_are_read_through_the_copy(old: Path) -> None:
+    migrate(old, target=2)
+    assert list((old.parent / "blobs").iterdir())
+    with open_to_read(old) as reader:
+        assert reader.program("prog-long").source == LONG
 
 
 def test_a_migrated_campaign_goes_on_where_it_stopped(old: Path) -> None:

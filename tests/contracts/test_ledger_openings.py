@@ -22,6 +22,7 @@ from hypotheses.ledger import (
     LedgerValueError,
     NewNote,
 )
+from hypotheses.ledger.schema import SCHEMA_VERSION
 from tests.ledger_builders import (
     candidate,
     evaluate,
@@ -108,11 +109,14 @@ class TestFiles:
     def test_a_newer_schema_is_refused_untouched(self, path: Path) -> None:
         Ledger.create(path, new_campaign()).close()
         connection = sqlite3.connect(path)
-        connection.execute("PRAGMA user_version=3")
+        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION + 1}")
         connection.close()
         before = path.read_bytes()
         for read_only in (False, True):
-            with pytest.raises(LedgerSchemaError, match="schema version 3; this QuantForge reads up to 2"):
+            with pytest.raises(
+                LedgerSchemaError,
+                match=f"schema version {SCHEMA_VERSION + 1}; this QuantForge reads up to {SCHEMA_VERSION}",
+            ):
                 Ledger.open(path, read_only=read_only)
         assert path.read_bytes() == before
 
@@ -145,6 +149,6 @@ class TestFiles:
         ledger.add_program(new_program())
         connection = sqlite3.connect(ledger.path)
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        assert connection.execute("SELECT version FROM schema_versions").fetchall() == [(2,)]
+        assert connection.execute("SELECT version FROM schema_versions").fetchall() == [(SCHEMA_VERSION,)]
         assert connection.execute("SELECT * FROM budget").fetchall() == [(10, 0, 0, 10, 0)]
         connection.close()

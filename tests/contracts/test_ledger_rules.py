@@ -207,6 +207,76 @@ class TestRegistration:
         assert [p.hypothesis_id for p in second.predictions] == [h.id for h in first.hypotheses]
         assert [d.round for d in ledger.designs(observation.id)] == [0, 1]
 
+    def test_a_revision_names_its_predecessor_which_stands_no_longer(self, ledger: Ledger) -> None:
+        observation = observe(ledger)
+        first = register(ledger, observation)
+        revised = NewHypothesis(
+            name="sharper", mechanism="rotation", cause="spreading_late", predecessor_id=first.hypotheses[0].id
+        )
+        changes: dict[str, Any] = {
+            "hypotheses": (revised,),
+            "controls": (NewControl(name="permuted", kind="substitute"),),
+            "design": NewDesign(chosen=("permuted",), cost=1),
+            "round": 1,
+        }
+        both = predictions("permuted", "averaging", "sharper")
+        with pytest.raises(LedgerRefused, match="'sharper' has no prediction for control 'permuted'"):
+            register(ledger, observation, predictions=predictions("permuted", "averaging"), **changes)
+        second = register(ledger, observation, predictions=both + predictions("without-rotation", "sharper"), **changes)
+        assert second.hypotheses[0].predecessor_id == first.hypotheses[0].id
+        assert ledger.hypotheses(observation.id)[-1] == second.hypotheses[0]
+        assert register(ledger, observation).hypotheses == first.hypotheses, (
+            "a replay of the first round changes nothing"
+        )
+        without, permuted = (ledger.add_program(new_program(n, origin="control")) for n in (9, 8))
+        evaluate(ledger, control_evaluation(first, without), scored())
+        evaluate(ledger, control_evaluation(second, permuted), scored())
+        assert ledger.check_invariants() == []
+
+    @pytest.mark.parametrize(
+        ("round", "predecessor", "message"),
+        [
+            (1, None, "hypothesis 'late' of round 1 names no predecessor"),
+            (1, "hyp-nobody", "is 'hyp-nobody'; hypotheses has no such record"),
+            (1, "of another observation", "a predecessor is an earlier hypothesis of the same observation"),
+            (0, "its own", "a predecessor is an earlier hypothesis of the same observation"),
+        ],
+    )
+    def test_a_revision_revises_an_earlier_hypothesis_of_its_observation(
+        self, ledger: Ledger, round: int, predecessor: str | None, message: str
+    ) -> None:
+        observation = observe(ledger)
+        first = register(ledger, observation)
+        other = register(ledger, observe(ledger, number=2))
+        known = {"of another observation": other.hypotheses[0].id, "its own": first.hypotheses[0].id}
+        late = NewHypothesis(
+            name="late", mechanism="rotation", cause="luck", predecessor_id=known.get(str(predecessor), predecessor)
+        )
+        before = ledger.events()
+        with pytest.raises(LedgerError, match=message):
+            register(
+                ledger,
+                observation,
+                hypotheses=(*RIVALS, late) if round == 0 else (late,),
+                controls=(),
+                predictions=(),
+                design=NewDesign(chosen=()),
+                round=round,
+            )
+        assert ledger.events() == before
+
+    def test_two_revisions_of_one_hypothesis_are_refused(self, ledger: Ledger) -> None:
+        observation = observe(ledger)
+        first = register(ledger, observation)
+        late = tuple(
+            NewHypothesis(name=name, mechanism="rotation", cause=name, predecessor_id=first.hypotheses[0].id)
+            for name in ("one", "other")
+        )
+        with pytest.raises(LedgerRefused, match="'one' and 'other' both revise"):
+            register(
+                ledger, observation, hypotheses=late, controls=(), predictions=(), design=NewDesign(chosen=()), round=1
+            )
+
     def test_what_is_known_is_never_predicted(self, ledger: Ledger) -> None:
         observation = observe(ledger)
         first = register(ledger, observation)
@@ -216,7 +286,11 @@ class TestRegistration:
             register(
                 ledger,
                 observation,
-                hypotheses=(NewHypothesis(name="late", mechanism="rotation", cause="luck"),),
+                hypotheses=(
+                    NewHypothesis(
+                        name="late", mechanism="rotation", cause="luck", predecessor_id=first.hypotheses[0].id
+                    ),
+                ),
                 controls=(),
                 predictions=predictions("without-rotation", "late"),
                 design=NewDesign(chosen=()),

@@ -12,10 +12,7 @@ from hypotheses.ledger import (
     Ledger,
 )
 from hypotheses.ledger.columns import Base
-from tests.ledger_builders import (
-    candidate,
-    new_program,
-)
+from tests.ledger_builders import candidate, control_evaluation, evaluate, new_program, observe, register, scored
 
 
 def test_no_row_of_any_table_is_changed_deleted_or_replaced(played: Path) -> None:
@@ -82,6 +79,18 @@ def test_a_prediction_after_the_fact_and_a_second_campaign_are_not_inserted(play
             f"SELECT 'camp-x', 1000000, {', '.join(columns)} FROM campaign"
         )
     connection.close()
+
+
+def test_a_control_whose_result_was_known_is_not_inserted(ledger: Ledger) -> None:
+    """The same program, measured for one observation before the predictions of another one were registered."""
+    first = register(ledger, observe(ledger))
+    program = ledger.add_program(new_program(9, origin="control"))
+    evaluate(ledger, control_evaluation(first, program), scored())
+    second = register(ledger, observe(ledger, number=2))
+    changes = {"kind": "control", "control_id": second.controls[0].id, "program_id": program.id}
+    with pytest.raises(sqlite3.IntegrityError, match="measured before its predictions were registered"):
+        _insert_evaluation(ledger.path, **changes)
+    _insert_evaluation(ledger.path, **changes, draw=1)
 
 
 def test_a_reserved_evaluation_can_only_be_settled_as_what_it_is(ledger: Ledger) -> None:

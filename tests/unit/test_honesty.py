@@ -98,7 +98,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (folder / "recipe.toml").write_text("")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interview, "_control_problems", lambda *_: [])
+        patch.setattr(interview, "_problems", lambda *_, **__: ())
         return play_campaign(folder, proposer)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from forge.asking import Asker
 from forge.controls import ControlProblem, build_control
-from forge.interview import Interview
+from forge.interview import Finding, Interview
 from forge.program_identity import ast_hash, mechanism_fingerprint, normalized_ast_hash
 from forge.program_source import mechanisms
 from forge.progress import QuietProgress
@@ -104,16 +104,18 @@ class Table:
 
     def explain(self, proposer: Scripted) -> ExplanationReply | None:
         return self.interview(proposer).explanation(
-            1,
-            self.observation,
-            self.parent,
-            self.child,
-            (("shrink", "halving"),),
-            EFFECT,
-            EFFECT,
-            0.2,
-            idle={},
-            trial=trial,
+            Finding(
+                turn=1,
+                observation=self.observation,
+                parent=self.parent,
+                child=self.child,
+                claims=(("shrink", "halving"),),
+                search=EFFECT,
+                confirmed=EFFECT,
+                width=0.2,
+                idle={},
+                trial=trial,
+            )
         )
 
     def program(self, source: str, *, parent: Program | None = None) -> Program:

@@ -59,6 +59,8 @@ class CatalogueProposer:
     def explain(self, request: ExplanationRequest) -> Reply:
         """Answer with the explanation of the entry whose mechanism the child added, as far as it fits the child."""
         entry = self._entry_of(request)
+        if request.inseparable:
+            return _reply("## Analysis\nThe catalogue has no further control for these rivals.\n")
         if entry is None or entry.explanation is None:
             return _reply("## Analysis\nThe catalogue has no explanation for this change.\n")
         texts = entry.explanation
