@@ -119,7 +119,7 @@ class InProcessHost(WorkerHost):
     def prestart(self) -> None:
         """There is nothing to start."""
 
-    def run(self, source: str, server: Dispatcher, *, seed: int = 0) -> WorkerReport:
+    def run(self, source: str, server: Dispatcher, *, seed: int = 0, count_lines: bool = False) -> WorkerReport:
         """See `WorkerHost.run`."""
         assert isinstance(server, SessionServer)
         start = time.monotonic()

@@ -241,7 +241,7 @@ class Evaluator:
         server = SessionServer(
             subject, calibration_CL=calibration_CL, gate_CL=gate_CL, contract=self.contract, seed=seed
         )
-        report = host.run(source, server, seed=seed)
+        report = host.run(source, server, seed=seed, count_lines=host is self._smoke_host)
         result = EvaluationResult(
             outcome=Outcome.SCORED if report.outcome is None else report.outcome,
             reason=report.reason,
@@ -275,7 +275,9 @@ class Evaluator:
                 contract_class=measure.contract_class,
                 effective_bits=measure.effective_bits,
                 artifact_hash=artifact.hash,
-                evidence=collect_evidence(server.events, artifact, server.reference_weight),
+                evidence=replace(
+                    collect_evidence(server.events, artifact, server.reference_weight), line_hits=report.line_hits
+                ),
             ),
             artifact,
         )

@@ -21,6 +21,7 @@ OUR_PACKAGES: Final = ("evaluators", "forge", "hypotheses", "forge_kernels")
 WORKER_MODULES: Final = (
     "__init__.py",
     "errors.py",
+    "line_counts.py",
     "random_streams.py",
     "results.py",
     "session.py",

@@ -6,6 +6,7 @@ never appears as an outcome.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -44,13 +45,17 @@ class Evidence:
         ``scale_rule``, ``code_rule``, ``rank`` (of the matrix that the branch adds), ``bits`` (effective bits of this layer),
         ``weight_error`` (relative squared error of the decoded weight against ``W T^-1``), and once the artifact was scored
         ``route`` (how the layer's product was computed).
+    line_hits: of a smoke run, lines that ran by function of the program (`evaluators.line_counts`). Advisory: the program could
+        have written them.
     """
 
     events: tuple[dict[str, Any], ...] = ()
     layers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    line_hits: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return {"events": list(self.events), "layers": self.layers}
+        counted = {"line_hits": dict(self.line_hits)} if self.line_hits else {}
+        return {"events": list(self.events), "layers": self.layers} | counted
 
 
 @dataclass(frozen=True, kw_only=True)

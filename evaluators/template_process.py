@@ -100,6 +100,7 @@ def main() -> None:
 
     import torch  # noqa: F401
 
+    import evaluators.line_counts
     import evaluators.session_client  # noqa: F401
     from evaluators import worker
 

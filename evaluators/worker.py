@@ -12,6 +12,7 @@ believes nothing it says except about its own end.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import linecache
@@ -50,6 +51,7 @@ def serve_job(connection: socket.socket, threads: int) -> NoReturn:
     """Say that this process is ready, run one program, and end."""
     import torch
 
+    import evaluators.line_counts
     import evaluators.session_client
     from evaluators.transport import ChannelClosedError, connect_channel
 
@@ -65,7 +67,7 @@ def serve_job(connection: socket.socket, threads: int) -> NoReturn:
     os.nice(10)
     torch.manual_seed(job["seed"])
     try:
-        report = _run(job["source"], lambda: evaluators.session_client.RemoteSession(channel))
+        report = _run(job["source"], lambda: evaluators.session_client.RemoteSession(channel), job["count_lines"])
         sys.stdout.flush()
         sys.stderr.flush()
         channel.send(report)
@@ -73,16 +75,20 @@ def serve_job(connection: socket.socket, threads: int) -> NoReturn:
         os._exit(0)
 
 
-def _run(source: str, open_session: Any) -> dict[str, Any]:
+def _run(source: str, open_session: Any, count_lines: bool) -> dict[str, Any]:
     from evaluators.errors import ContractError
+    from evaluators.line_counts import LineCounter
 
     path = os.path.join(os.getcwd(), PROGRAM_FILE)
+    counter = LineCounter(path)
     try:
         module = _load(source, path)
         quantize = getattr(module, "quantize", None)
         if not callable(quantize):
             return _failed("crashed", "the program has no function quantize(session)")
-        quantize(open_session())
+        session = open_session()
+        with counter if count_lines else contextlib.nullcontext():
+            quantize(session)
     except ContractError as err:
         return _failed("contract", _describe(err, path))
     except SystemExit as err:
@@ -90,7 +96,7 @@ def _run(source: str, open_session: Any) -> dict[str, Any]:
     except BaseException as err:  # the process boundary: whatever a program raises is its outcome
         is_memory = isinstance(err, MemoryError) or type(err).__name__ == "OutOfMemoryError"
         return _failed("out_of_memory" if is_memory else "crashed", _describe(err, path))
-    return {"op": "done", "args": {}}
+    return {"op": "done", "args": {"line_hits": counter.hits}}
 
 
 def _load(source: str, path: str) -> types.ModuleType:

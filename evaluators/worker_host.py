@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -28,6 +28,7 @@ from torch import Tensor
 from evaluators.errors import ContractError, HostError, ProgramError, SandboxUnavailableError
 from evaluators.isolation import Isolation
 from evaluators.limits import Limits
+from evaluators.line_counts import check_line_hits
 from evaluators.results import Outcome
 from evaluators.template import POOL, Template
 from evaluators.transport import Channel, ChannelClosedError, MessageTooLargeError, ProtocolError
@@ -59,12 +60,14 @@ class WorkerReport:
     reason: for people; holds text of the program, so never evidence.
     log_tail: beginning and end of its stdout and stderr.
     wall_s: seconds from handing over the job to the end.
+    line_hits: lines that ran by function, where they were counted; what the worker says, so never evidence.
     """
 
     outcome: Outcome | None
     reason: str
     log_tail: str
     wall_s: float
+    line_hits: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_finished(self) -> bool:
@@ -109,13 +112,14 @@ class WorkerHost:
                 self._template = self.isolation.acquire_template(threads=self.threads)
             self._waiting = self._starter.submit(Worker, self.isolation, self.limits, self.threads, self._template)
 
-    def run(self, source: str, server: Dispatcher, *, seed: int = 0) -> WorkerReport:
+    def run(self, source: str, server: Dispatcher, *, seed: int = 0, count_lines: bool = False) -> WorkerReport:
         """Run one program against a server; the next worker is started before this returns.
 
         Args:
             source: the program's text.
             server: serves its calls, in this thread.
             seed: of torch's global generator in the worker; `Session.rng` has the server's own seed.
+            count_lines: let the worker count the lines of the program that run, which slows it down.
 
         Raises:
             SandboxUnavailableError: this host cannot isolate.
@@ -130,7 +134,7 @@ class WorkerHost:
         self._running = worker
         try:
             worker.begin()
-            verdict = self._serve(worker, source, server, seed)
+            verdict, line_hits = self._serve(worker, source, server, seed, count_lines)
             wall_s = time.monotonic() - start
         finally:
             self._running = None
@@ -144,7 +148,11 @@ class WorkerHost:
             verdict = worker.output_verdict()
         outcome, reason = (None, "") if verdict is None else verdict
         return WorkerReport(
-            outcome=outcome, reason=_printable(reason), log_tail=_printable(worker.output.text()), wall_s=wall_s
+            outcome=outcome,
+            reason=_printable(reason),
+            log_tail=_printable(worker.output.text()),
+            wall_s=wall_s,
+            line_hits=line_hits,
         )
 
     def abort(self) -> None:
@@ -185,27 +193,30 @@ class WorkerHost:
             worker.end()
         raise HostError("workers die before they are used")
 
-    def _serve(self, worker: Worker, source: str, server: Dispatcher, seed: int) -> Verdict | None:
-        """Serve calls until the end; None means finished."""
+    def _serve(
+        self, worker: Worker, source: str, server: Dispatcher, seed: int, count_lines: bool
+    ) -> tuple[Verdict | None, dict[str, int]]:
+        """Serve calls until the end; return how it ended, None if the program finished, and its count of lines."""
         channel = worker.channel
         calls = 0
         try:
-            channel.send({"source": source.encode("utf-8", "replace").decode(), "seed": seed})
+            text = source.encode("utf-8", "replace").decode()
+            channel.send({"source": text, "seed": seed, "count_lines": count_lines})
             while True:
                 body, tensors = channel.receive()
                 if worker.verdict is not None:
-                    return worker.verdict
+                    return worker.verdict, {}
                 if body.get("op") in ("done", "failed"):
                     return _end_verdict(body)
                 op, args = check_request(body, len(tensors))
                 calls += 1
                 if calls > self.limits.calls:
-                    return Verdict(Outcome.CONTRACT, f"made more than {self.limits.calls} session calls")
+                    return Verdict(Outcome.CONTRACT, f"made more than {self.limits.calls} session calls"), {}
                 self._reply(channel, server, op, args, tensors)
         except ChannelClosedError:
-            return worker.explain_silence()
+            return worker.explain_silence(), {}
         except ProgramError as err:
-            return worker.verdict or Verdict(err.outcome, str(err))
+            return worker.verdict or Verdict(err.outcome, str(err)), {}
 
     def _reply(
         self, channel: Channel, server: Dispatcher, op: str, args: dict[str, Any], tensors: list[Tensor]
@@ -224,12 +235,15 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def _end_verdict(body: dict[str, Any]) -> Verdict | None:
+def _end_verdict(body: dict[str, Any]) -> tuple[Verdict | None, dict[str, int]]:
     args = body.get("args")
-    if body == {"op": "done", "args": {}}:
-        return None
-    if isinstance(args, dict) and args.keys() == {"kind", "reason"}:
-        kind, reason = args["kind"], args["reason"]
-        if isinstance(kind, str) and kind in _FAILURES and isinstance(reason, str):
-            return Verdict(_FAILURES[kind], reason[:4000])
+    if body.keys() == {"op", "args"} and isinstance(args, dict):
+        if body["op"] == "done" and args.keys() <= {"line_hits"}:
+            line_hits = check_line_hits(args.get("line_hits", {}))
+            if line_hits is not None:
+                return None, line_hits
+        if body["op"] == "failed" and args.keys() == {"kind", "reason"}:
+            kind, reason = args["kind"], args["reason"]
+            if isinstance(kind, str) and kind in _FAILURES and isinstance(reason, str):
+                return Verdict(_FAILURES[kind], reason[:4000]), {}
     raise ProtocolError("the worker announced its end in a malformed message")

@@ -254,8 +254,10 @@ def probe_evidence(evidence: dict[str, object], source: str) -> ProbeEvidence:
     events = evidence.get("events", ())
     layers = evidence.get("layers", {})
     left_out = evidence.get("events_left_out", 0)
+    line_hits = evidence.get("line_hits", {})
     assert isinstance(events, list | tuple)
     assert isinstance(layers, dict)
+    assert isinstance(line_hits, dict)
     names = function_names(source)
     return ProbeEvidence(
         events=tuple(events),
@@ -264,6 +266,7 @@ def probe_evidence(evidence: dict[str, object], source: str) -> ProbeEvidence:
         source_names=frozenset(names),
         fingerprints={name: mechanism_fingerprint(source, name) for name in names},
         shapes={name: mechanism_shape(source, name) for name in names},
+        line_hits=line_hits,
         events_left_out=left_out if isinstance(left_out, int) else 0,
     )
 

@@ -32,7 +32,15 @@ from forge.scored import Scored, scored
 from forge.static_checks import static_problems
 from hypotheses.ledger import Evaluation, Ledger, NewProbeResult, NewProgram, NewScreening, Program
 from hypotheses.ledger.records import ProgramOrigin
-from hypotheses.probes import ProbeEvidence, ProbeResult, ProbeStatus, installs_the_same, probe_mechanism
+from hypotheses.probes import (
+    LineProbe,
+    ProbeEvidence,
+    ProbeResult,
+    ProbeStatus,
+    check_probe,
+    installs_the_same,
+    probe_mechanism,
+)
 from hypotheses.required_edits import (
     BarredClaim,
     EditRecord,
@@ -224,7 +232,7 @@ class Screener:
             shown = examine(
                 program, parent, twins=self.twin_program, look=whole, where=WHOLE_RUN, leaning_on=leaning_on
             )
-        _require_execution(shown)
+        _require_execution(shown, self._smoked(program))
         self._require_new(program, evidence, rules, whole)
         self._require_unbarred(draft, program, rules, whole)
         answers: dict[str, ProbeResult] = {}
@@ -379,8 +387,11 @@ def is_deeper(evidence: dict[str, object], smoked: dict[str, object]) -> bool:
     return bool(layers.keys() - seen.keys())
 
 
-def _require_execution(shown: Execution) -> None:
-    """Raise `Refusal` unless the mechanisms of a draft act and their neutrals are neutral."""
+def _require_execution(shown: Execution, smoked: ProbeEvidence | str) -> None:
+    """Raise `Refusal` unless the mechanisms of a draft act and their neutrals are neutral.
+
+    smoked: the draft's smoke run; its lines tell the author which it is, code that is not reached or a result that is not used.
+    """
     if shown.not_neutral:
         raise Refusal(
             "neutral",
@@ -390,7 +401,24 @@ def _require_execution(shown: Execution) -> None:
             ],
         )
     if shown.idle:
-        raise Refusal("execution", [f"Mechanism {name!r} does not execute: {why}." for name, why in shown.idle.items()])
+        raise Refusal(
+            "execution",
+            [
+                f"Mechanism {name!r} does not execute: {why}.{_reached(name, smoked)}"
+                for name, why in shown.idle.items()
+            ],
+        )
+
+
+def _reached(mechanism: str, smoked: ProbeEvidence | str) -> str:
+    """Say whether the lines of a mechanism ran, as far as anything was counted."""
+    if isinstance(smoked, str):
+        return ""
+    answer = check_probe(LineProbe(function=mechanism), smoked)
+    if answer.status is ProbeStatus.UNDETERMINED:
+        return ""
+    found = "its lines ran" if answer.status is ProbeStatus.EXECUTED else "none of its lines ran"
+    return f" In the smoke run {found} (advisory)."
 
 
 def _install_the_same(one: ProbeEvidence | str, other: ProbeEvidence | str) -> bool:

@@ -195,10 +195,9 @@ class KnockoutProbe(_Model):
 
 
 class LineProbe(_Model):
-    """Lines of the function were traced inside the program's own process. Advisory: that process can forge it.
+    """Lines of the function ran, as counted inside the program's own process. Advisory: that process can forge it.
 
-    Workers trace no lines so far, so it stays undetermined unless evidence from elsewhere holds `line_hits`; no required edit
-    takes it for its probe.
+    Lines are counted in the smoke run alone; of other runs it is undetermined. No required edit takes it for its probe.
     """
 
     kind: Literal["line"] = "line"

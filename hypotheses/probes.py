@@ -173,7 +173,7 @@ def probe_problems(probe: Probe, *, mechanisms: Sequence[str], source_names: fro
 
 def _check_line(probe: LineProbe, evidence: ProbeEvidence) -> ProbeResult:
     if not evidence.line_hits:
-        return ProbeResult(status=ProbeStatus.UNDETERMINED, detail="no lines were traced", advisory=True)
+        return ProbeResult(status=ProbeStatus.UNDETERMINED, detail="no lines were counted in this run", advisory=True)
     hits = evidence.line_hits.get(probe.function, 0)
     status = ProbeStatus.EXECUTED if hits >= probe.at_least else ProbeStatus.NOT_EXECUTED
     detail = f"{hits} line hits in {probe.function!r}, {probe.at_least} wanted"

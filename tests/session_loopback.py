@@ -47,7 +47,7 @@ class LoopbackHost:
 
     def close(self) -> None: ...
 
-    def run(self, source: str, server: SessionServer, *, seed: int = 0) -> WorkerReport:
+    def run(self, source: str, server: SessionServer, *, seed: int = 0, count_lines: bool = False) -> WorkerReport:
         outcome, reason = None, ""
         module = types.ModuleType("program")
         try:

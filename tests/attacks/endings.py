@@ -119,6 +119,18 @@ if os.fork() == 0:
         reason="not every layer is installed",
     ),
     Attack(
+        name="counts_that_are_none",
+        theme=THEME,
+        property="a count of lines that no worker of ours would send is malformed, and one that it would send decides nothing",
+        source=program("""
+            honest(session)
+            session._channel.send({"op": "done", "args": {"line_hits": {"quantize": 10**30, "a b": 1.5}}})
+            time.sleep(1000)
+        """),
+        outcomes=(Outcome.CONTRACT,),
+        reason="malformed",
+    ),
+    Attack(
         name="failed_as_scored",
         theme=THEME,
         property="a program cannot name its own outcome beyond the three failures that it may report",

@@ -255,6 +255,7 @@ def test_a_mechanism_that_does_not_execute_is_refused_before_any_call(
     (refusal,) = outcome.summary.refusals
     assert refusal.stage == "execution"
     assert "'idle'" in refusal.reason
+    assert refusal.reason.endswith("In the smoke run its lines ran (advisory).")
     assert outcome.summary.budget.used == 0
 
 

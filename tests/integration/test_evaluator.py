@@ -60,6 +60,8 @@ def test_programs_are_evaluated_in_the_sandbox(tmp_path: Path) -> None:
         smoke = evaluator.smoke(WALK)
         assert smoke.outcome is Outcome.SCORED
         assert smoke.evidence.layers.keys() == result.evidence.layers.keys()
+        assert smoke.evidence.line_hits["quantize"] > 1
+        assert not result.evidence.line_hits
 
         greedy = evaluator.evaluate(GREEDY, split="search")
         assert (greedy.outcome, greedy.chunk_nll) == (Outcome.OVER_METERED, ())
