@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
+from functools import lru_cache
 
 from evaluators.pool import EvaluatorPool, Job
 from evaluators.results import EvaluationResult, LayerError, Split
@@ -271,6 +272,7 @@ def probe_evidence(evidence: dict[str, object], source: str) -> ProbeEvidence:
     )
 
 
+@lru_cache(maxsize=1024)
 def function_names(source: str) -> tuple[str, ...]:
     """Return the names of the functions defined at the top level of a program."""
     return tuple(node.name for node in parse(source).body if isinstance(node, ast.FunctionDef))

@@ -18,6 +18,7 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections.abc import Collection, Iterable, Iterator
+from functools import lru_cache
 
 from forge.errors import ProgramProblem
 from forge.program_syntax import parse
@@ -26,14 +27,20 @@ _FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 _Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
+_remembered = lru_cache(maxsize=1024)
+"""A campaign asks the same of the same few programs at every step."""
+
+
+@_remembered
 def ast_hash(source: str) -> str:
     """Return the sha256 of the tree, names kept; comments, docstrings, formatting and ``pass`` do not count."""
     return _digest(_Writer(None).write(parse(source)))
 
 
+@_remembered
 def normalized_ast_hash(source: str) -> str:
     """Return the sha256 of what the program does: ``quantize``, all it reaches, its mechanisms and their neutrals."""
-    definitions = _Definitions(parse(source))
+    definitions = _definitions(source)
     neutrals = sorted(
         definitions.canonical((name, f"without_{name}"))
         for name in definitions.mechanism_names()
@@ -42,25 +49,27 @@ def normalized_ast_hash(source: str) -> str:
     return _digest("\n".join([definitions.canonical(("quantize",)), *neutrals, *definitions.loose_statements()]))
 
 
+@_remembered
 def mechanism_fingerprint(source: str, name: str) -> str:
     """Return the sha256 of the top-level function `name` and everything it reaches, whatever it is all called.
 
     Raises:
         ProgramProblem: does not parse, or has no such function.
     """
-    definitions = _Definitions(parse(source))
+    definitions = _definitions(source)
     if name not in definitions:
         raise ProgramProblem(f"The program has no top-level function {name}.")
     return _digest(definitions.canonical((name,)))
 
 
+@_remembered
 def mechanism_shape(source: str, name: str) -> str:
     """Return what `mechanism_fingerprint` returns with every number replaced by one and the same.
 
     Raises:
         ProgramProblem: does not parse, or has no such function.
     """
-    definitions = _Definitions(parse(source))
+    definitions = _definitions(source)
     if name not in definitions:
         raise ProgramProblem(f"The program has no top-level function {name}.")
     return _digest(definitions.canonical((name,), numbers=False))
@@ -68,7 +77,7 @@ def mechanism_shape(source: str, name: str) -> str:
 
 def reached_beside(source: str, names: Collection[str]) -> frozenset[str]:
     """Return what ``quantize`` and the mechanisms and neutrals that are not in `names` reach without entering `names`."""
-    definitions = _Definitions(parse(source))
+    definitions = _definitions(source)
     others = [name for name in definitions.mechanism_names() if name not in names]
     roots = ["quantize", *others, *(f"without_{name}" for name in others)]
     return definitions.reached([name for name in roots if name in definitions], leave_out=names)
@@ -76,9 +85,10 @@ def reached_beside(source: str, names: Collection[str]) -> frozenset[str]:
 
 def imported_names(source: str) -> dict[str, str]:
     """Return the names that a program imports at top level, and what each means, as dotted paths."""
-    return dict(_Definitions(parse(source)).imports)
+    return dict(_definitions(source).imports)
 
 
+@_remembered
 def own_fingerprint(source: str, name: str) -> str:
     """Return the sha256 of a mechanism and its neutral with the code that only mechanisms use.
 
@@ -88,7 +98,7 @@ def own_fingerprint(source: str, name: str) -> str:
     Raises:
         ProgramProblem: does not parse, or has no such function.
     """
-    definitions = _Definitions(parse(source))
+    definitions = _definitions(source)
     if name not in definitions:
         raise ProgramProblem(f"The program has no top-level function {name}.")
     mechanisms = set(definitions.mechanism_names())
@@ -103,6 +113,11 @@ def own_fingerprint(source: str, name: str) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _definitions(source: str) -> _Definitions:
+    return _Definitions(parse(source))
 
 
 class _Definitions:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import difflib
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from forge.edits import normalize_newlines
 from forge.errors import ProgramProblem
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 
+@lru_cache(maxsize=1024)
 def mechanisms(source: str) -> tuple[str, ...]:
     """Return the names in ``MECHANISMS``.
 

@@ -9,7 +9,7 @@ charge.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -125,8 +125,19 @@ def release(tx: Transaction, evaluation_id: str, owner: Owner, reason: str) -> E
     return load(tx, row)
 
 
-def load(tx: Transaction, row: models.Evaluation) -> Evaluation:
-    """Return the record of an evaluation as of the position of the transaction."""
+def load_all(tx: Transaction, rows: Sequence[models.Evaluation]) -> tuple[Evaluation, ...]:
+    """Return the records of evaluations as of the position of the transaction."""
+    attempts: dict[str, int] = {}
+    ids = [row.id for row in rows]
+    for start in range(0, len(ids), 500):
+        lease = models.Lease
+        statement = select(lease).where(lease.evaluation_id.in_(ids[start : start + 500])).order_by(lease.number)
+        attempts |= {found.evaluation_id: found.attempt for found in tx.session.scalars(statement)}
+    return tuple(load(tx, row, attempt=attempts[row.id]) for row in rows)
+
+
+def load(tx: Transaction, row: models.Evaluation, *, attempt: int | None = None) -> Evaluation:
+    """Return the record of an evaluation as of the position of the transaction; `attempt` where the last one is known."""
     settled = row.settled_seq is not None and row.settled_seq <= tx.horizon
     result: Settlement | None = None
     if settled:
@@ -139,7 +150,7 @@ def load(tx: Transaction, row: models.Evaluation) -> Evaluation:
         state="settled" if settled else "reserved",
         settled_seq=row.settled_seq if settled else None,
         result=result,
-        attempt=_last_lease(tx, row.id).attempt,
+        attempt=_last_lease(tx, row.id).attempt if attempt is None else attempt,
     )
 
 

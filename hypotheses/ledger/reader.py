@@ -111,7 +111,7 @@ class LedgerReader:
                 control_id=control_id,
                 observation_id=observation_id,
             )
-            return tuple(evaluations.load(tx, row) for row in rows)
+            return evaluations.load_all(tx, rows)
 
     def noise(self) -> tuple[records.Noise, ...]:
         """Return the noise floors."""

@@ -38,6 +38,7 @@ class Transaction:
         self.files = files
         self.as_of = as_of
         self.touched = 0
+        self._fetched: list[Any] = []
 
     @property
     def horizon(self) -> int:
@@ -201,10 +202,12 @@ class Transaction:
         return self.load(table, row)
 
     def _prefetch(self, table: Table[Any], rows: list[Any]) -> None:
-        """Load events and texts of many rows into the session at once."""
-        seqs = [row.seq for row in rows]
-        for start in range(0, len(seqs), 500):
-            self.session.scalars(select(models.Event).where(models.Event.seq.in_(seqs[start : start + 500]))).all()
+        """Load events and texts of many rows into the session at once, and hold them: a session keeps only what others hold."""
+        hashes = {getattr(row, f"{name}_hash") for row in rows for name in (*table.texts, *table.jsons)} - {None}
+        for column, keys in ((models.Event.seq, [row.seq for row in rows]), (models.Blob.hash, sorted(hashes))):
+            for start in range(0, len(keys), 500):
+                statement = select(column.class_).where(column.in_(keys[start : start + 500]))
+                self._fetched += self.session.scalars(statement)
 
 
 def text_of(table: Table[Any], name: str, value: Any) -> str:
