@@ -14,9 +14,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from forge.confirming import Confirmer
+from forge.controls import build_control
+from forge.errors import ForgeError
 from forge.measured_controls import measure_control
 from forge.measured_effects import effect_on, effect_on_reference
 from forge.noise import NoiseFigures, NoiseModel
+from forge.program_identity import ast_hash
 from forge.recipe import Statistics
 from forge.scored import Scored
 from forge.verdict_rules import VERDICT_RULES, VerdictRule
@@ -33,7 +36,17 @@ TOLERANCE = 1e-9
 """Relative difference of two numbers that is the arithmetic of another library and no difference."""
 SHOWN_CHARACTERS = 300
 
-_IMPOSSIBLE = (ArithmeticError, AssertionError, HypothesesError, LookupError, TypeError, ValueError)
+_IMPOSSIBLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ForgeError,
+    HypothesesError,
+    LookupError,
+    StopIteration,
+    TypeError,
+    ValueError,
+)
 """What a record that was tampered with can raise on the way."""
 
 
@@ -76,15 +89,20 @@ class Recomputation:
 def recompute(ledger: Ledger) -> Recomputation:
     """Return every difference between what a ledger concluded and what follows from what it measured."""
     differences = list(_noise(ledger))
-    noise = NoiseModel.of(ledger)
+    noise, missing = None, "none measured"
+    try:
+        noise = NoiseModel.of(ledger)
+    except _IMPOSSIBLE as err:
+        missing = f"none: {err}"
     waiting = []
     for observation in ledger.observations():
         if noise is None:
-            differences.append(
-                Difference(record=observation.id, field="noise", stored=None, recomputed="none measured")
-            )
+            differences.append(Difference(record=observation.id, field="noise", stored=None, recomputed=missing))
             continue
-        differences += _Observed(ledger, observation, noise).differences()
+        try:
+            differences += _Observed(ledger, observation, noise).differences()
+        except (*_IMPOSSIBLE, RuntimeError) as err:  # StopIteration comes out of a generator as a RuntimeError
+            differences.append(_impossible(observation.id, "records", err))
         if ledger.designs(observation.id) and not ledger.verdicts(observation.id):
             waiting.append(observation.id)
     verdicts = ledger.verdicts()
@@ -150,8 +168,15 @@ class _Observed:
             "body": {"search": search.to_json(), "confirmed": confirmed.to_json()},
         }
         yield from compare(observation.id, stored, effects)
-        yield from self._registered()
-        for design in self._ledger.designs(observation.id):
+        yield from self._registered(parent, child)
+        designs = self._ledger.designs(observation.id)
+        rounds = {design.round for design in designs}
+        for verdict in self._ledger.verdicts(observation.id):
+            if verdict.round not in rounds:
+                yield Difference(record=verdict.id, field="design", stored=f"round {verdict.round}", recomputed=None)
+        if self._hypotheses and not rounds:
+            yield Difference(record=observation.id, field="design", stored=None, recomputed="one with its hypotheses")
+        for design in designs:
             yield from self._judged(design, parent, child, confirmation, confirmed)
 
     def _runs(self) -> tuple[Scored, Scored, Settlement]:
@@ -175,16 +200,37 @@ class _Observed:
             confirmation.result,
         )
 
-    def _registered(self) -> Iterator[Difference]:
-        """Yield where the columns that people ask in SQL differ from the whole object that the rule reads."""
+    def _registered(self, parent: Scored, child: Scored) -> Iterator[Difference]:
+        """Yield where the columns that people ask in SQL differ from the whole object that the rule reads.
+
+        A control's program is also what its edits make of parent and child.
+        """
         for row in self._hypotheses.values():
             columns = {"name": row.name, "mechanism": row.mechanism, "cause": row.cause, "statement": row.statement}
             body = {name: row.body.get("key" if name == "name" else name) for name in columns}
             yield from compare(row.id, columns, body)
-        for control in self._controls.values():
-            columns = {"name": control.name, "kind": control.kind, "cost": str(control.cost)}
-            body = {"name": control.body.get("key"), "kind": control.body.get("kind")}
-            yield from compare(control.id, columns, body | {"cost": str(control.body.get("cost"))})
+            yield from compare(
+                row.id, {"predecessor": row.predecessor_id}, {"predecessor": row.body.get("predecessor")}
+            )
+        for stored in self._controls.values():
+            try:
+                control = _control(stored)
+                whole = {
+                    "name": control.key,
+                    "kind": control.kind,
+                    "mechanism": ", ".join(control.removes or control.keeps),
+                    "statement": control.description,
+                    "cost": control.cost,
+                    "program": ast_hash(
+                        build_control(control, parent=parent.program.source, child=child.program.source)
+                    ),
+                }
+            except _IMPOSSIBLE as err:
+                yield _impossible(stored.id, "control", err)
+                continue
+            columns = {name: getattr(stored, name) for name in whole if name != "program"}
+            run = self._ledger.program(stored.program_id or "")
+            yield from compare(stored.id, columns | {"program": ast_hash(run.source)}, whole)
 
     def _explanation(self, design: StoredDesign) -> Explanation:
         """Return what was registered up to the round of a design. It was checked then, by the rules of then."""

@@ -13,6 +13,7 @@ from sqlalchemy import Dialect, ForeignKey, Text, TypeDecorator
 from sqlalchemy.orm import DeclarativeBase, mapped_column
 
 from hypotheses.ledger.canonical import canonical_json
+from hypotheses.ledger.errors import LedgerStorageError
 
 NOT_HASHED = {"hashed": False}
 HASHED_WHEN_SET = {"hashed": "when set"}
@@ -33,7 +34,10 @@ class JsonText(TypeDecorator[Any]):
         """Return the value; a list at the top (and pairs within it) as tuples."""
         if value is None:
             return None
-        loaded = json.loads(value)
+        try:
+            loaded = json.loads(value)
+        except ValueError as err:
+            raise LedgerStorageError(f"the ledger holds a value that is no JSON ({err}): {value[:80]!r}") from err
         if isinstance(loaded, list):
             return tuple(tuple(item) if isinstance(item, list) else item for item in loaded)
         return loaded

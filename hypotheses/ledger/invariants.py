@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from hypotheses.ledger.blob_files import BlobFiles
-from hypotheses.ledger.canonical import text_hash
+from hypotheses.ledger.canonical import make_id, text_hash
 from hypotheses.ledger.columns import Base
 from hypotheses.ledger.errors import LedgerStorageError
-from hypotheses.ledger.models import Blob
+from hypotheses.ledger.models import Blob, Evaluation
+from hypotheses.ledger.tables import ALL, Table
 
 
 class Invariant(NamedTuple):
@@ -108,7 +110,7 @@ INVARIANTS: tuple[Invariant, ...] = (
 
 
 def violations(session: Session, files: BlobFiles) -> list[str]:
-    """Return one sentence for each violation, in the order of `INVARIANTS`; then those of texts, in rows and in files."""
+    """Return one sentence for each violation, in the order of `INVARIANTS`; then those of events, texts and keys."""
     found = [
         invariant.sentence.format(*row) for invariant in INVARIANTS for row in session.execute(text(invariant.query))
     ]
@@ -134,4 +136,33 @@ def violations(session: Session, files: BlobFiles) -> list[str]:
                 found.append(str(err))
         elif text_hash(blob.text) != blob.hash:
             found.append(f"the text stored under {blob.hash} was altered")
-    return found
+    return found + list(_altered_rows(session, files))
+
+
+def _altered_rows(session: Session, files: BlobFiles) -> Iterator[str]:
+    """Yield rows that are no longer what their ids were made of, and means that are none."""
+    for table in ALL:
+        for row in session.scalars(select(table.model).order_by(table.model.seq)).yield_per(200):
+            try:
+                key = [_key_part(session, files, table, row, name) for name in table.key]
+            except LedgerStorageError:  # told of already
+                continue
+            if make_id(table.tag, *key) != row.id:
+                yield f"{row.id} of {row.__tablename__} was altered: its id was made from another {', '.join(table.key)}"
+    for evaluation in session.scalars(select(Evaluation).order_by(Evaluation.seq)).yield_per(200):
+        try:
+            chunks = evaluation.chunk_nll or ()
+            mean = sum(chunks) / len(chunks) if chunks else None
+        except TypeError:
+            yield f"evaluation {evaluation.id} holds losses of chunks that are no numbers"
+            continue
+        if evaluation.nll != mean:
+            yield f"evaluation {evaluation.id} tells of {evaluation.nll} nats per token, its chunks of {mean}"
+
+
+def _key_part(session: Session, files: BlobFiles, table: Table[Any], row: Any, name: str) -> Any:
+    if name not in table.texts:
+        return getattr(row, name)
+    digest = getattr(row, f"{name}_hash")
+    blob = session.get(Blob, digest)
+    return files.read(digest) if blob is None or blob.text is None else blob.text

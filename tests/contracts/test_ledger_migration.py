@@ -11,12 +11,14 @@ import pytest
 
 from hypotheses.ledger import Ledger, LedgerSchemaError, LedgerStorageError, open_to_read
 from hypotheses.ledger.blob_files import MAX_INLINE_BYTES
+from hypotheses.ledger.canonical import make_id
 from hypotheses.ledger.schema import SCHEMA_VERSION, migrate
 from tests.ledger_builders import evaluate, new_campaign, new_program, play, scored
 
 GOLDENS = tuple((Path(__file__).parents[1] / "golden").glob("ledger_v*.sql"))
 GOLDEN = Path(__file__).parents[1] / "golden" / "ledger_v1.sql"
 LONG = "# a long source\n" + "\u00fc" * MAX_INLINE_BYTES
+LONG_ID = make_id("prog", LONG, "candidate", None)
 
 
 @pytest.fixture
@@ -28,12 +30,12 @@ def old(tmp_path: Path) -> Path:
     digest = hashlib.sha256(LONG.encode()).hexdigest()
     connection.execute("INSERT INTO blobs VALUES (?, ?)", (digest, LONG))
     seq = connection.execute(
-        "INSERT INTO events (kind, ref, at) VALUES ('program', 'prog-long', '2026-01-01T00:00:00.000000+00:00')"
+        "INSERT INTO events (kind, ref, at) VALUES ('program', ?, '2026-01-01T00:00:00.000000+00:00')", (LONG_ID,)
     ).lastrowid
     connection.execute(
         "INSERT INTO programs (id, seq, source_hash, origin, title, mechanisms, ast_hash, normalized_ast_hash)"
-        " VALUES ('prog-long', ?, ?, 'candidate', 'long', '[]', 'a', 'n')",
-        (seq, digest),
+        " VALUES (?, ?, ?, 'candidate', 'long', '[]', 'a', 'n')",
+        (LONG_ID, seq, digest),
     )
     connection.commit()
     connection.close()
@@ -76,7 +78,7 @@ def test_every_record_of_version_1_is_there_after_the_migration(old: Path) -> No
     texts = dict(after["blobs"])
     assert {digest for digest, text in texts.items() if text is None} == {hashlib.sha256(LONG.encode()).hexdigest()}
     with Ledger.open(old, read_only=True) as reader:
-        assert reader.program("prog-long").source == LONG
+        assert reader.program(LONG_ID).source == LONG
         for digest, text in before["blobs"]:
             assert (LONG if texts[digest] is None else texts[digest]) == text, digest
         assert reader.check_invariants() == []
@@ -121,7 +123,7 @@ def test_an_older_ledger_is_read_through_a_copy_and_stays_as_it_is(old: Path) ->
     with open_to_read(old) as reader:
         assert reader.is_read_only
         assert reader.path != old
-        assert reader.program("prog-long").source == LONG
+        assert reader.program(LONG_ID).source == LONG
         assert reader.check_invariants() == []
         copy = reader.path
     assert old.read_bytes() == before
@@ -136,7 +138,7 @@ def test_texts_in_files_of_version_2_are_read_through_the_copy(old: Path) -> Non
     migrate(old, target=2)
     assert list((old.parent / "blobs").iterdir())
     with open_to_read(old) as reader:
-        assert reader.program("prog-long").source == LONG
+        assert reader.program(LONG_ID).source == LONG
 
 
 def test_a_migrated_campaign_goes_on_where_it_stopped(old: Path) -> None:
@@ -194,7 +196,7 @@ def test_a_text_that_was_altered_before_is_still_reported_after(old: Path) -> No
 def test_a_row_that_names_nothing_stops_the_migration(old: Path) -> None:
     connection = sqlite3.connect(old)
     connection.execute("DROP TRIGGER programs_no_update")
-    connection.execute("UPDATE programs SET parent_id = 'prog-x' WHERE id = 'prog-long'")
+    connection.execute("UPDATE programs SET parent_id = 'prog-x' WHERE id = ?", (LONG_ID,))
     connection.commit()
     connection.close()
     before = rows(old)

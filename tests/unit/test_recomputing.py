@@ -166,6 +166,20 @@ def test_an_altered_answer_of_a_probe_is_found(copy: Path) -> None:
         ("UPDATE observations SET confirmed_se = 2 * confirmed_se", "obs.confirmed_se"),
         ("UPDATE hypotheses SET cause = 'another' WHERE cause = 'mlp'", "hyp.cause"),
         ("UPDATE verdicts SET rule = 'verdict/0'", "verdict.rule"),
+        ("UPDATE verdicts SET round = 7, status = 'supported'", "verdict.design"),
+        ("UPDATE verdicts SET round = -1, status = 'supported'", "verdict.design"),
+        ("DELETE FROM designs", "verdict.design"),
+        ("UPDATE controls SET round = 3", "verdict.verdict"),
+        ("UPDATE controls SET statement = 'another'", "ctl.statement"),
+        ("UPDATE controls SET body = json_set(body, '$.edits', 'nonsense')", "ctl.control"),
+        ("UPDATE controls SET body = '[]'", "ctl.control"),
+        ("UPDATE hypotheses SET body = '[]'", "obs.records"),
+        (
+            "UPDATE hypotheses SET predecessor_id = (SELECT id FROM hypotheses LIMIT 1) WHERE cause = 'mlp'",
+            "hyp.predec",
+        ),
+        ("UPDATE noise SET evaluation_ids = '[]'", "obs.noise"),
+        ("UPDATE campaign SET recipe = '[]'", "obs.records"),
     ],
 )
 def test_what_was_concluded_cannot_be_altered_unseen(copy: Path, statement: str, field: str) -> None:
@@ -173,6 +187,32 @@ def test_what_was_concluded_cannot_be_altered_unseen(copy: Path, statement: str,
     found = again(copy)
     assert any(name.startswith(field) for name in fields(found)), fields(found)
     assert not found.holds
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("UPDATE evaluations SET split = 'search' WHERE kind = 'control'", "its id was made from another kind,"),
+        ("UPDATE evaluations SET draw = draw + 5 WHERE kind = 'confirmation'", "its id was made from another kind,"),
+        ("UPDATE required_edits SET mechanism = 'other'", "its id was made from another observation_id,"),
+        ("UPDATE evaluations SET nll = nll - 1 WHERE kind = 'candidate'", "nats per token, its chunks of"),
+        ("UPDATE evaluations SET chunk_nll = '[null]' WHERE kind = 'control'", "that are no numbers"),
+    ],
+)
+def test_what_a_record_is_known_by_cannot_be_altered_unseen(copy: Path, statement: str, words: str) -> None:
+    alter(copy, statement)
+    found = again(copy)
+    assert any(words in violation for violation in found.violations), found.violations
+    assert not found.holds
+
+
+@pytest.mark.parametrize("column", ["hypotheses SET body", "verdicts SET evidence", "evaluations SET chunk_nll"])
+def test_a_value_that_is_no_json_is_told_in_one_sentence(copy: Path, column: str) -> None:
+    alter(copy, f"UPDATE {column} = '{{'")
+    told = CliRunner().invoke(app, ["show", str(copy.parent), "--recompute"])
+    assert told.exit_code == 1
+    assert "the ledger holds a value that is no JSON" in told.stderr
+    assert "Traceback" not in told.output
 
 
 def test_an_altered_text_is_told_too(copy: Path) -> None:
