@@ -43,7 +43,8 @@ EXPLANATION_SECTIONS = ("Analysis", "Hypotheses", "Controls", "Predictions", "Ed
 
 _SLUG = r"[a-z0-9]+(?:[-_][a-z0-9]+)*"
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_NUMBER = r"[-+]?(?:\d{1,40}+(?:\.\d{0,40}+)?|\.\d{1,40}+)(?:[eE][-+]?\d{1,4}+)?"
+"""Bounded and possessive: a long run of digits is read once, and not again from each of its places."""
 _MECHANISM = re.compile(rf"(?P<name>{_NAME})\s*:\s*(?P<cause>{_SLUG})\s*\|\s*(?P<statement>.+)")
 _DISCHARGE = re.compile(r"(edit-[0-9a-z]{4,64})(?:\s.*)?")
 _HYPOTHESIS = re.compile(
@@ -62,7 +63,7 @@ _PREDICTION = re.compile(
 _CONDITIONAL = re.compile(
     rf"if\s+(?P<cause>{_SLUG})\s+(?:is\s+)?(?P<verdict>supported|refuted|inconclusive|not_executed|invalid)\s*:\s*"
     rf"(?P<kind>remove|replace|extend|refine|retest)\s+(?P<mechanism>{_NAME})"
-    rf"(?:\s+(?:with|by)\s+(?P<part>{_NAME}))?\s+at\s+(?P<place>[^|]+?)\s*"
+    rf"(?:\s+(?:with|by)\s+(?P<part>{_NAME}))?\s+at\s+(?P<place>[^|\s](?:[^|]*[^|\s])?)\s*"
     r"\|(?P<wording>[^|]+)\|\s*probe\s*:?\s*(?P<probe>\{.*\})"
 )
 _PLACE = re.compile(r"(?P<roles>[a-z_]+(?:\s*,\s*[a-z_]+)*)?\s*(?:(?:in\s+)?blocks?\s+(?P<blocks>\d+(?:\s*,\s*\d+)*))?")

@@ -17,6 +17,8 @@ MAX_REPLY_CHARS = 400_000
 """Far beyond any reply in this format (a program has at most 64 KB); more is a runaway model."""
 
 MAX_ENTRY_CHARS = 4000
+MAX_ENTRIES = 1000
+MAX_SECTIONS = 64
 MAX_HEADING_CHARS = 160
 
 _TAG = re.compile(r"<(/?)(?:think|thinking|reasoning)>", re.IGNORECASE)
@@ -69,7 +71,7 @@ def split_sections(text: str, names: Iterable[str]) -> tuple[Section, ...]:
     """Return the sections in order; what stands before the first is dropped.
 
     Raises:
-        ReplyProblem: two sections of the same name and argument.
+        ReplyProblem: two sections of the same name and argument, or far too many.
     """
     known = {name.lower(): name for name in names}
     sections: list[Section] = []
@@ -86,6 +88,8 @@ def split_sections(text: str, names: Iterable[str]) -> tuple[Section, ...]:
             raise ReplyProblem(
                 f"The section '## {' '.join([name, argument]).strip()}' stands twice (line {first_line})."
             )
+        if len(sections) == MAX_SECTIONS:
+            raise ReplyProblem(f"The reply has more than {MAX_SECTIONS} sections (line {first_line}).")
         sections.append(Section(name=name, argument=argument, body="\n".join(body), first_line=first_line))
 
     for number, line in enumerate(text.split("\n"), 1):
@@ -107,7 +111,7 @@ def list_lines(section: Section) -> tuple[ListLine, ...]:
     A line without bullet continues the entry before it when it is indented, or while that entry's braces are open.
 
     Raises:
-        ReplyProblem: an entry is too long to be one.
+        ReplyProblem: an entry is too long to be one, or there are far too many.
     """
     entries: list[ListLine] = []
     for number, raw in enumerate(section.body.split("\n"), section.first_line):
@@ -120,6 +124,8 @@ def list_lines(section: Section) -> tuple[ListLine, ...]:
             entries.append(ListLine(text=f"{last.text} {line}", number=last.number))
             continue
         entries.append(ListLine(text=(raw[bullet.end() :] if bullet else line).strip(), number=number))
+        if len(entries) > MAX_ENTRIES:
+            raise ReplyProblem(f"'## {section.name}' has more than {MAX_ENTRIES} entries (line {number}).")
     long = [entry.number for entry in entries if len(entry.text) > MAX_ENTRY_CHARS]
     if long:
         raise ReplyProblem(f"The entry of line {long[0]} has more than {MAX_ENTRY_CHARS} characters.")

@@ -30,6 +30,7 @@ NONE_OF_THESE = "none of these"
 
 MAX_HYPOTHESES = 8
 MAX_CONTROLS = 16
+MAX_PREDICTIONS = MAX_HYPOTHESES * MAX_CONTROLS
 MAX_PREDICTION_WIDTH = 2.0
 PLAUSIBLE = Interval(low=-0.25, high=1.25)
 """Where the retained effect of a control lies as far as anyone would believe: from a little worse than the parent to a little
@@ -230,6 +231,9 @@ def explanation_problems(
 ) -> list[str]:
     """Return everything that keeps these from being an explanation, one sentence each, in a stable order."""
     hypotheses, controls, predictions = tuple(hypotheses), tuple(controls), tuple(predictions)
+    problems = _size_problems(hypotheses, controls, predictions)
+    if problems:  # what is wrong between so many is more than anyone would read
+        return problems
     problems = _count_problems(hypotheses, controls)
     for control in controls:
         problems += control.problems()
@@ -280,17 +284,28 @@ def same_problems(explanation: Explanation, width: float) -> list[str]:
     ]
 
 
+def _size_problems(
+    hypotheses: tuple[Hypothesis, ...], controls: tuple[Control, ...], predictions: tuple[Prediction, ...]
+) -> list[str]:
+    problems = []
+    if len(hypotheses) > MAX_HYPOTHESES:
+        problems.append(f"{len(hypotheses)} hypotheses are too many to tell apart; at most {MAX_HYPOTHESES}")
+    if len(controls) > MAX_CONTROLS:
+        problems.append(f"{len(controls)} controls are too many; at most {MAX_CONTROLS}")
+    if len(predictions) > MAX_PREDICTIONS:
+        problems.append(
+            f"{len(predictions)} predictions are too many; one for every hypothesis and control are at most {MAX_PREDICTIONS}"
+        )
+    return problems
+
+
 def _count_problems(hypotheses: tuple[Hypothesis, ...], controls: tuple[Control, ...]) -> list[str]:
     problems = []
     if len(hypotheses) < 2:
         given = ", ".join(repr(hypothesis.key) for hypothesis in hypotheses) or "none"
         problems.append(f"an explanation needs at least two rival hypotheses; given {len(hypotheses)} ({given})")
-    if len(hypotheses) > MAX_HYPOTHESES:
-        problems.append(f"{len(hypotheses)} hypotheses are too many to tell apart; at most {MAX_HYPOTHESES}")
     if not controls:
         problems.append("an explanation needs at least one control; given none")
-    if len(controls) > MAX_CONTROLS:
-        problems.append(f"{len(controls)} controls are too many; at most {MAX_CONTROLS}")
     problems += [f"hypothesis key {key!r} is used {n} times" for key, n in _repeated(h.key for h in hypotheses)]
     problems += [f"control key {key!r} is used {n} times" for key, n in _repeated(c.key for c in controls)]
     for (mechanism, cause), n in _repeated(h.claim for h in hypotheses):

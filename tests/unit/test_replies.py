@@ -329,3 +329,37 @@ def test_a_part_that_is_to_come_is_declared_and_read_back(word: str) -> None:
 def test_bold_words_in_prose_are_no_headings() -> None:
     text = PROPOSAL.replace("The error map", "**Mechanisms:** one may help.\n**Edits** are below.\nThe error map")
     assert parse_proposal(text).mechanisms == parse_proposal(PROPOSAL).mechanisms
+
+
+def _entries(*lines: str, form: str = "- {}\n") -> str:
+    return "".join(form.format(line) for line in lines)
+
+
+CONTROL_LINE = "## Controls\n- c: knockout m\n"
+HOSTILE = {
+    "cross": "## Hypotheses\n" + _entries(*(f"a{n}: m | x" for n in range(3000))) + CONTROL_LINE + "## Predictions\n",
+    "predictions": "## Hypotheses\n- a: m | x\n"
+    + CONTROL_LINE
+    + "## Predictions\n"
+    + _entries(*(f"a{n} @ c: 0 .. 1" for n in range(900))),
+    "sections": "## Hypotheses\n- a: m | x\n" + _entries(*map(str, range(9000)), form="## Edits {}\n"),
+    "digits": "## Hypotheses\n- a: m | x\n"
+    + CONTROL_LINE
+    + "## Predictions\n"
+    + ("- a @ c: " + "0" * 3900 + "\n") * 95,
+    "blanks": "## Hypotheses\n- a: m | x\n"
+    + CONTROL_LINE
+    + "## Predictions\n- a @ c: 0 .. 1\n## Required edits\n"
+    + ("- if a refuted: remove a at" + " " * 3900 + "!\n") * 95,
+    "names": "## Hypotheses\n- a: m | x\n## Controls\n"
+    + ("- c: knockout a" + " , a" * 990 + "!\n") * 95
+    + "## Predictions\n",
+}
+
+
+@pytest.mark.timeout(30)  # every one of these took minutes, or for ever
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_reply_is_read_for_long(name: str) -> None:
+    with pytest.raises(ReplyProblem) as caught:
+        parse_explanation(HOSTILE[name])
+    assert 1 <= len(caught.value.problems) <= 21
