@@ -18,7 +18,7 @@ $(VENV)/.ready-dev: $(VENV)/.ready
 	$(INSTALL) -c constraints.txt --group dev
 	@touch $@
 
-quickstart: $(VENV)/.ready ## run a whole campaign on a shipped subject (about 5 minutes on two cores)
+quickstart: $(VENV)/.ready ## run a whole campaign on a shipped subject (four to eight minutes on two cores)
 	$(BIN)/quantforge run $(RECIPE)
 
 test: $(VENV)/.ready-dev ## checks and, beside them, the default tests (at most 10 minutes on two cores)

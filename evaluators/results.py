@@ -6,6 +6,7 @@ never appears as an outcome.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -91,7 +92,7 @@ class EvaluationResult:
     @property
     def nll(self) -> float | None:
         """Mean over chunks, nats per token; None unless scored."""
-        return sum(self.chunk_nll) / len(self.chunk_nll) if self.chunk_nll else None
+        return math.fsum(self.chunk_nll) / len(self.chunk_nll) if self.chunk_nll else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,6 +56,7 @@ class ControlMaker:
         """
         found = ControlPrograms()
         made: dict[str, str] = {}
+        tried: list[tuple[Program, dict[str, object]]] = []
         results = KnownResults.of(self._ledger, child.program.id)
         _, _, child_evidence = self._screener.smoke(child.program, allowed_class="corrected")
         _, _, parent_evidence = self._screener.smoke(parent.program, allowed_class="corrected")
@@ -82,8 +83,13 @@ class ControlMaker:
                     f"a substitute spends the same bits: {evidence['effective_bits']:.3f} here, "
                     f"{child_evidence['effective_bits']:.3f} in the child, on the truncated subject"
                 )
+            elif (alike := self._installing_alike(program, evidence, tried, parent)) is not None:
+                found.problems[control.key] = (
+                    f"it installs exactly what control {made[ast_hash(alike.source)]!r} installs"
+                )
             else:
                 found.programs[control.key] = program
+                tried.append((program, evidence))
                 reason = results.of_program(
                     program,
                     str(evidence["smoke_digest"]),
@@ -110,6 +116,31 @@ class ControlMaker:
         if smoked["smoke_digest"] != other_smoked["smoke_digest"]:
             return ""
         return self._installs_as(program, smoked, other.evaluation)
+
+    def _installing_alike(
+        self,
+        program: Program,
+        smoked: dict[str, object],
+        others: list[tuple[Program, dict[str, object]]],
+        parent: Scored,
+    ) -> Program | None:
+        """Return the first other control that installs the same; the whole subject tells where the truncated cannot."""
+        for other, seen in others:
+            if seen["smoke_digest"] != smoked["smoke_digest"]:
+                continue
+            if not is_deeper(parent.result.evidence, smoked):
+                return other
+            runs = [
+                self._desk.look(one, draw=parent.evaluation.draw, seed=parent.evaluation.seed)
+                for one in (other, program)
+            ]
+            first, second = (
+                probe_evidence(run.evidence.to_json(), one.source)
+                for run, one in zip(runs, (other, program), strict=True)
+            )
+            if installs_the_same(first, second):
+                return other
+        return None
 
     def _installs_as(self, program: Program, smoked: dict[str, object], paid: Evaluation) -> str:
         """Return on which subject a program installs what a run of another did, which is like it on the truncated subject."""

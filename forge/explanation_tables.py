@@ -14,7 +14,11 @@ from hypotheses.ledger import Design, LedgerReader, Observation, Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionRow:
-    """One rival's interval for one control, and what was measured (None where the control did not run)."""
+    """One rival's interval for one control, and what was measured (None where the control did not run).
+
+    failed: the two are apart beyond chance. fits: the estimate lies in the prediction, and the interval not far beyond. Neither
+    holds where nothing can be said.
+    """
 
     control: str
     kind: str
@@ -24,6 +28,7 @@ class PredictionRow:
     measured_low: float | None
     measured_high: float | None
     failed: bool
+    fits: bool
     chosen: bool
 
 
@@ -90,7 +95,12 @@ class InteractionRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationRow:
-    """One confirmed difference and its explanation."""
+    """One confirmed difference and its explanation.
+
+    parent_nll, child_nll: their losses in the confirmation, nats per token; the parent as installed with calibration draw 0, the
+        child with `child_draw`. registered, first_control: places in the order of events at which the last prediction was
+        registered and the first control's call reserved; None where there were none.
+    """
 
     id: str
     turn: int
@@ -101,6 +111,11 @@ class ObservationRow:
     search_se: float
     confirmed_effect: float
     confirmed_se: float
+    parent_nll: float | None
+    child_nll: float | None
+    child_draw: int
+    registered: int | None
+    first_control: int | None
     rivals: tuple[RivalRow, ...]
     plans: tuple[PlanTable, ...]
     interactions: tuple[InteractionRow, ...]
@@ -142,6 +157,7 @@ def observation_row(ledger: LedgerReader, observation: Observation) -> Observati
                     measured_low=measured.low if measured else None,
                     measured_high=measured.high if measured else None,
                     failed=bool(check and check["failed"]),
+                    fits=bool(check and check.get("fits")),
                     chosen=control.id in chosen,
                 )
             )
@@ -158,6 +174,11 @@ def observation_row(ledger: LedgerReader, observation: Observation) -> Observati
                 predictions=tuple(rows),
             )
         )
+    confirmation = ledger.evaluation(observation.confirmation_id)
+    references = confirmation.result.reference_chunk_nll if confirmation.result else ()
+    reserved = [
+        run.seq for control in ledger.controls(observation.id) for run in ledger.evaluations(control_id=control.id)
+    ]
     return ObservationRow(
         id=observation.id,
         turn=observation.turn,
@@ -168,6 +189,11 @@ def observation_row(ledger: LedgerReader, observation: Observation) -> Observati
         search_se=observation.search_se,
         confirmed_effect=observation.confirmed_effect,
         confirmed_se=observation.confirmed_se,
+        parent_nll=sum(references) / len(references) if references else None,
+        child_nll=confirmation.result.nll if confirmation.result else None,
+        child_draw=confirmation.draw,
+        registered=max((row.seq for row in ledger.predictions(observation.id)), default=None),
+        first_control=min(reserved, default=None),
         rivals=tuple(rivals),
         plans=tuple(_plan(ledger, design) for design in designs),
         interactions=tuple(_interactions(verdicts.values())),

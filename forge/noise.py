@@ -22,6 +22,7 @@ from typing import Final
 
 from hypotheses.effects import noise_floor, paired_effect, program_variance
 from hypotheses.ledger import LedgerReader, Settlement
+from hypotheses.ledger.errors import LedgerStorageError
 
 CLEAR_DAMAGE: Final = 5.0
 """Standard deviations over draws that the damage of the noise program must have before luck is taken in proportion to it."""
@@ -82,6 +83,8 @@ class NoiseModel:
             return None
         noise = measured[0]
         losses = [loss for id in noise.evaluation_ids if (loss := ledger.evaluation(id).nll) is not None]
+        if not losses:
+            raise LedgerStorageError(f"{noise.id} names no scored run, so the ledger was altered; see show --recompute")
         subject = (row.nll for row in ledger.evaluations(kind="setup") if row.program_id is None)
         full_precision = next((loss for loss in subject if loss is not None), math.fsum(losses) / len(losses))
         return cls(

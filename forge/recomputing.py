@@ -120,6 +120,8 @@ def recompute(ledger: Ledger) -> Recomputation:
 def _noise(ledger: Ledger) -> Iterator[Difference]:
     for stored in ledger.noise():
         try:
+            if "paired_with" not in stored.body:
+                raise ValueError("this ledger does not tell with which run the draws were paired")
             seed = _result(ledger, str(stored.body["paired_with"]))
             draws = [_result(ledger, evaluation_id) for evaluation_id in stored.evaluation_ids]
             figures = asdict(NoiseFigures.measured(seed, draws))

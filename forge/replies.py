@@ -334,7 +334,9 @@ def _conditional_edits(
 
 def _conditional_edit(match: re.Match[str]) -> ConditionalEdit:
     try:
-        probe = json.loads(match["probe"])
+        probe = json.loads(match["probe"], object_pairs_hook=_without_repeats)
+        # An escape can spell half of a character, which no ledger stores and no prompt can show.
+        json.dumps(probe, ensure_ascii=False).encode("utf-8")
     except ValueError as err:
         raise ReplyProblem(f"the probe is no JSON object on one line ({err}).") from err
     data = {
@@ -350,6 +352,14 @@ def _conditional_edit(match: re.Match[str]) -> ConditionalEdit:
     }
     verdict = next(known for known in get_args(Trigger) if known == match["verdict"])
     return ConditionalEdit(hypothesis=match["cause"], verdict=verdict, edit=RequiredEdit.model_validate(data))
+
+
+def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    keys = [key for key, _ in pairs]
+    repeated = next((key for key in keys if keys.count(key) > 1), None)
+    if repeated is not None:
+        raise ValueError(f"the key {repeated[:40]!r} stands twice")
+    return dict(pairs)
 
 
 def _misfits(wish: ConditionalEdit, mechanism: str) -> list[str]:

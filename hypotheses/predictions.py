@@ -306,7 +306,10 @@ def _count_problems(hypotheses: tuple[Hypothesis, ...], controls: tuple[Control,
         problems.append(f"an explanation needs at least two rival hypotheses; given {len(hypotheses)} ({given})")
     if not controls:
         problems.append("an explanation needs at least one control; given none")
-    problems += [f"hypothesis key {key!r} is used {n} times" for key, n in _repeated(h.key for h in hypotheses)]
+    problems += [
+        f"{n} hypotheses go by the name {key!r}; the slug of a cause is its hypothesis's name, give each its own"
+        for key, n in _repeated(h.key for h in hypotheses)
+    ]
     problems += [f"control key {key!r} is used {n} times" for key, n in _repeated(c.key for c in controls)]
     for (mechanism, cause), n in _repeated(h.claim for h in hypotheses):
         problems.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -31,7 +32,7 @@ class Place(_Model):
     """Where in the subject: layers of these roles (or groups of these roles) in these blocks; empty means every one."""
 
     roles: tuple[Role, ...] = ()
-    blocks: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    blocks: tuple[Annotated[int, Field(ge=0, lt=100_000)], ...] = ()
     groups: tuple[GroupRole, ...] = ()
 
     @property
@@ -174,7 +175,7 @@ class ArtifactProbe(_Model):
         elif self.property == "has_transform":
             if not isinstance(self.value, bool):
                 raise ValueError(f"has_transform is compared with true or false, not with {self.value!r}")
-        elif isinstance(self.value, bool | str) or self.value != self.value:
+        elif isinstance(self.value, bool | str) or not math.isfinite(self.value):
             raise ValueError(f"{self.property} is compared with a number, not with {self.value!r}")
         if self.property not in _NUMBER_PROPERTIES and self.comparison not in ("==", "!="):
             raise ValueError(f"{self.property} can be compared by == or != only, not by {self.comparison}")

@@ -183,7 +183,7 @@ def _check_line(probe: LineProbe, evidence: ProbeEvidence) -> ProbeResult:
 def _check_call(probe: CallProbe, evidence: ProbeEvidence, knocked_out: ProbeEvidence | None) -> ProbeResult:
     place = probe.event.place
     events = _matching(probe.event, evidence)
-    wanted = f"{probe.event.op} at {place}"
+    wanted = f"{probe.event.op}{_of_stream(probe.event)} {_at(place)}"
     if not events:
         here = _layers_at(place, evidence)
         if not here and not place.is_everywhere:
@@ -228,9 +228,9 @@ def _check_artifact(probe: ArtifactProbe, evidence: ProbeEvidence) -> ProbeResul
     if probe.property == "distinct_digests":
         count = len({str(evidence.layers[name].get("digest")) for name in here})
         holds = _COMPARE[probe.comparison](count, probe.value)
-        return _answer(holds, f"{count} distinct installs at {probe.place}, {wanted} wanted")
+        return _answer(holds, f"{count} distinct installs {_at(probe.place)}, {wanted} wanted")
     holding = [name for name in here if _has_property(probe, evidence.layers[name])]
-    detail = f"{wanted} holds for {len(holding)} of {len(here)} layers at {probe.place}, {probe.share:.0%} wanted"
+    detail = f"{wanted} holds for {len(holding)} of {len(here)} layers {_at(probe.place)}, {probe.share:.0%} wanted"
     return _answer(_reaches(len(holding), len(here), probe.share), detail)
 
 
@@ -303,7 +303,7 @@ def _kept_layers(probe: AbsentProbe, evidence: ProbeEvidence, removal: Removal |
     if not made or not _reaches(len(kept), len(made), _KEPT_SHARE):
         return None
     return (
-        f"{len(kept)} of the {len(made)} layers that {probe.mechanism!r} changed at {probe.place} "
+        f"{len(kept)} of the {len(made)} layers that {probe.mechanism!r} changed {_at(probe.place)} "
         f"are still installed as with it, such as {kept[0]}"
     )
 
@@ -349,10 +349,10 @@ def _compare_digests(
     if missing:
         return _undetermined(f"no digest to compare for {missing[0]}")
     changed = sum(evidence.layers[name]["digest"] != other.layers[name].get("digest") for name in here)
-    detail = f"{what} changes {changed} of {len(here)} layers at {place}"
+    detail = f"{what} changes {changed} of {len(here)} layers {_at(place)}"
     if share is None:
         return _answer(changed > 0, detail)
-    return _answer(changed > 0 and _reaches(changed, len(here), share), f"{detail}, {share:.0%} wanted")
+    return _answer(changed > 0 and _reaches(changed, len(here), share), f"{detail}, {_share(share)} wanted")
 
 
 def _matching(pattern: EventPattern, evidence: ProbeEvidence) -> list[Mapping[str, Any]]:
@@ -429,3 +429,15 @@ def _not_executed(detail: str) -> ProbeResult:
 
 def _undetermined(detail: str) -> ProbeResult:
     return ProbeResult(status=ProbeStatus.UNDETERMINED, detail=detail)
+
+
+def _at(place: Place) -> str:
+    return str(place) if place.is_everywhere else f"at {place}"
+
+
+def _of_stream(pattern: EventPattern) -> str:
+    return "" if pattern.stream is None else f" of the {pattern.stream} stream"
+
+
+def _share(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.005 else "any"

@@ -33,7 +33,6 @@ from hypotheses.prediction_checks import (
     RuleVersion,
     fits_widened,
     never_separated,
-    support,
     tell,
     withheld_failure,
     worst_failure,
@@ -132,12 +131,26 @@ def _answer(key: str, checks: Checks, unharmed: tuple[str, ...], alpha: float) -
         return VerdictStatus.INCONCLUSIVE, f"not refuted, and neither is {', '.join(rivals)}"
     misfit = next((check for check in mine if not check.fits), None)
     if misfit is not None:
-        return VerdictStatus.INCONCLUSIVE, (
-            f"not refuted, but {tell(misfit)}, not inside its own prediction {misfit.predicted} "
-            f"widened by {misfit.design_width / 2:.3f} with the estimate inside to {EXACTNESS}"
-        )
+        return VerdictStatus.INCONCLUSIVE, f"not refuted, but {tell(misfit)}, and {_why_not(misfit)}"
     apart = never_separated(key, checks)
-    return support(mine) if apart is None else (VerdictStatus.INCONCLUSIVE, apart)
+    if apart is not None:
+        return VerdictStatus.INCONCLUSIVE, apart
+    inside = "; ".join(
+        f"{tell(check)}: the estimate lies in the prediction {check.predicted} to {EXACTNESS}, and the interval within half the "
+        f"expected width ({check.design_width / 2:.3f}) of it"
+        for check in mine
+    )
+    return VerdictStatus.SUPPORTED, f"every rival is refuted, and {inside}"
+
+
+def _why_not(misfit: PredictionCheck) -> str:
+    """Say which of the two parts of fitting does not hold."""
+    if misfit.estimate is not None and misfit.predicted.widened(EXACTNESS).contains(misfit.estimate):
+        return (
+            f"that interval reaches further than half the expected width ({misfit.design_width / 2:.3f}) beyond its prediction "
+            f"{misfit.predicted}"
+        )
+    return f"that estimate does not lie in its prediction {misfit.predicted} to {EXACTNESS}"
 
 
 _RULE_3 = RuleVersion(name=RULE, share=SHARE, fits=_fits, judge=_judge)

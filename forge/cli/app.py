@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from evaluators.errors import UserError
 from forge import __version__
 from forge.cli.errors import told_in_one_sentence
 
@@ -110,6 +111,8 @@ def show(
     """Read the ledger of a run, finished or running, without disturbing it."""
     with told_in_one_sentence():
         if recompute:
+            if what != "summary":
+                raise UserError(f"--recompute stands in place of a part; give it without {what!r}")
             from forge.cli.showing import show_recomputation
 
             if not show_recomputation(run, Console(), _emit if as_json else None):
@@ -207,13 +210,13 @@ def verdicts(
 ) -> None:
     """Judge generated worlds whose true causes are known, and count how often verdicts are wrong (a minute or two)."""
     with told_in_one_sentence():
-        from forge.cli.verdict_benching import bench_verdicts, verdict_table
+        from forge.cli.verdict_benching import bench_verdicts, print_verdicts
 
         document = bench_verdicts(worlds, seed=seed, out=out)
         if as_json:
             _emit(document)
         else:
-            Console().print(verdict_table(document))
+            print_verdicts(document, Console())
 
 
 @bench_app.command()
@@ -223,13 +226,13 @@ def probes(
 ) -> None:
     """Try every known way to claim a change that does nothing, and show what screening and probes say (two minutes)."""
     with told_in_one_sentence():
-        from forge.cli.probe_benching import bench_probes, probe_table
+        from forge.cli.probe_benching import bench_probes, print_probes
 
         document = bench_probes(out=out)
         if as_json:
             _emit(document)
         else:
-            Console().print(probe_table(document))
+            print_probes(document, Console())
 
 
 @app.command()

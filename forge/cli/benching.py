@@ -76,8 +76,8 @@ def require_writable(out: Path) -> None:
     """
     if not out.parent.is_dir():
         raise UserError(f"{out} cannot be written: there is no folder {out.parent}; make it first")
-    existed = out.exists()
     try:
+        existed = out.exists()
         out.open("a").close()
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror}; give the path of a file") from error

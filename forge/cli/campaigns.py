@@ -164,6 +164,15 @@ def print_observation(observation: ObservationRow, console: Console) -> None:
         style="bold",
         gap=True,
     )
+    if observation.parent_nll is not None and observation.child_nll is not None:
+        print_line(
+            console,
+            f"  confirm split: parent {observation.parent_nll:.4f} (calibration draw 0), child {observation.child_nll:.4f} "
+            f"(draw {observation.child_draw}); a control retains (parent - control) / (parent - child)",
+        )
+    if observation.registered is not None and observation.first_control is not None:
+        first = f"first control reserved at event {observation.first_control}"
+        print_line(console, f"  predictions registered by event {observation.registered}, {first}")
     if not observation.rivals:
         print_line(console, "  not explained")
     for rival in observation.rivals:
@@ -176,7 +185,8 @@ def print_observation(observation: ObservationRow, console: Console) -> None:
             else:
                 low, high = row.measured_low, row.measured_high
                 around = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
-                measured = f"{row.measured:.2f}{around}{' outside' if row.failed else ''}"
+                said = "fails" if row.failed else "fits" if row.fits else "neither fits nor fails"
+                measured = f"{row.measured:.2f}{around}: {said}"
             verb = "" if row.measured is None else "measured "
             print_line(console, f"    {row.control}: predicted {predicted}, {verb}{measured}")
         if rival.reason:

@@ -7,6 +7,14 @@ from rich.console import Console
 from forge.cli.printing import in_cell, make_table, print_line, print_table
 from forge.honesty import Author, Honesty, followed, share
 
+_LEGEND = (
+    "claimed: of hypotheses that a proposer named when it proposed; surviving: of those that were not refuted.",
+    "held: the measured interval lies within the predicted one, with the interval that a share of so few can have;",
+    "refuted: the two are apart; undecided: neither. Of true claims nearly all predictions should hold.",
+    "half width: of the predicted interval; distance: of its middle from what was measured. Whoever knows what will come",
+    "predicts intervals not much wider than twice the distance.",
+)
+
 
 def print_honesty(honesty: Honesty, console: Console) -> None:
     """Print the whole account."""
@@ -45,3 +53,5 @@ def _print_author(author: Author, console: Console) -> None:
                 f"{row.mean_half_width:.2f}", f"{row.mean_distance:.2f}",
             )  # fmt: skip
     print_table(console, table)
+    for line in _LEGEND:
+        print_line(console, f"    {line}", style="dim")

@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from forge.cli.benching import require_writable
+from forge.cli.printing import print_line
 from forge.evasions.cases import CASES
 from forge.evasions.table import RECIPE, probe_rows
 
@@ -37,29 +37,19 @@ def bench_probes(*, out: Path | None) -> dict[str, Any]:
     return document
 
 
-def probe_table(document: dict[str, Any]) -> Table:
-    """Return the document as a table."""
-    wrong = document["wrong"]
-    table = Table(
-        title=f"{document['cases']} changes of one program on {document['subject']}",
-        caption=(
-            "knockout, call, artifact: the probes on the whole subject, also where screening had refused the change. "
-            + (f"Wrong: {', '.join(wrong)}." if wrong else "Every sound change reads executed, and no other does.")
-        ),
-        title_justify="left",
-        caption_justify="left",
-    )
-    for column in ("change", "screening", "knockout", "call", "artifact", "may be explained", "reads"):
-        table.add_column(column)
+def print_probes(document: dict[str, Any], console: Console) -> None:
+    """Print two lines for each change: what it is and how it reads, and what was said on the way."""
+    print_line(console, f"{document['cases']} changes of one program on {document['subject']}", style="bold")
     for row in document["rows"]:
+        print_line(console, f"{row['what']}: {row['reads']}", style="bold", gap=True)
         screening = row["screening"].split(": ")[0]
-        table.add_row(
-            row["what"],
-            screening,
-            row["knockout"],
-            row["call"],
-            row["artifact"],
-            ", ".join(row["explained"]),
-            row["reads"],
-        )
-    return table
+        told = f"knockout {row['knockout']}, call {row['call']}, artifact {row['artifact']}"
+        explained = ", ".join(row["explained"]) or "nothing"
+        print_line(console, f"  screening: {screening}; probes: {told}; may be explained: {explained}")
+    wrong = document["wrong"]
+    for line in (
+        f"Wrong: {', '.join(wrong)}." if wrong else "Every sound change reads executed, and no other does.",
+        "A claim is read where it was made. A mechanism that acts elsewhere may be explained, and discharges nothing.",
+        "The probes are those of the whole subject, asked also where screening had refused the change.",
+    ):
+        print_line(console, line, style="dim", gap=line.startswith(("Wrong", "Every")))

@@ -39,7 +39,12 @@ def show_run(run: Path, what: str, console: Console, emit: Emit | None) -> None:
             raise NothingToShow(
                 f"{what!r} is no part of a ledger; give one of {', '.join(PARTS)}, or the id of a program"
             )
-        summary = summarize(ledger)
+        try:
+            summary = summarize(ledger)
+        except (LookupError, TypeError, ValueError) as err:
+            raise NothingToShow(
+                f"a record that others name is not there or not what it was ({err}); show --recompute tells what was altered"
+            ) from err
     if emit is not None:
         data = summary.to_json()
         keys = {"edits": "required_edits"}

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from sqlalchemy import select, text
+from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from hypotheses.ledger.blob_files import BlobFiles
 from hypotheses.ledger.canonical import make_id, text_hash
 from hypotheses.ledger.columns import Base
 from hypotheses.ledger.errors import LedgerStorageError
-from hypotheses.ledger.models import Blob, Evaluation
-from hypotheses.ledger.tables import ALL, Table
+from hypotheses.ledger.models import Blob, Evaluation, Event
+from hypotheses.ledger.tables import ALL, EVALUATIONS, Table
 
 
 class Invariant(NamedTuple):
@@ -128,6 +129,7 @@ def violations(session: Session, files: BlobFiles) -> list[str]:
         ).scalars()
         if count
     ]
+    found += list(_missing_rows(session))
     for blob in session.scalars(select(Blob).order_by(Blob.hash)).yield_per(50):
         if blob.text is None:
             try:
@@ -137,6 +139,20 @@ def violations(session: Session, files: BlobFiles) -> list[str]:
         elif text_hash(blob.text) != blob.hash:
             found.append(f"the text stored under {blob.hash} was altered")
     return found + list(_altered_rows(session, files))
+
+
+def _missing_rows(session: Session) -> Iterator[str]:
+    """Yield events whose record is gone, and gaps in the order of events, which has none."""
+    for table in ALL:
+        name, kinds = table.model.__tablename__, [table.event]
+        if table is EVALUATIONS:
+            kinds.append("evaluation_settled")
+        query = select(Event).where(Event.kind.in_(kinds), Event.ref.not_in(select(table.model.id))).order_by(Event.seq)
+        for event in session.scalars(query):
+            yield f"event {event.seq} tells of {event.ref}, which {name} does not hold"
+    first, last, count = session.execute(select(func.min(Event.seq), func.max(Event.seq), func.count())).one()
+    if count and last - first + 1 != count:
+        yield f"{last - first + 1 - count} events between {first} and {last} are missing"
 
 
 def _altered_rows(session: Session, files: BlobFiles) -> Iterator[str]:
@@ -152,12 +168,14 @@ def _altered_rows(session: Session, files: BlobFiles) -> Iterator[str]:
     for evaluation in session.scalars(select(Evaluation).order_by(Evaluation.seq)).yield_per(200):
         try:
             chunks = evaluation.chunk_nll or ()
-            mean = sum(chunks) / len(chunks) if chunks else None
-        except TypeError:
+            mean = math.fsum(chunks) / len(chunks) if chunks else None
+        except (TypeError, ValueError):
             yield f"evaluation {evaluation.id} holds losses of chunks that are no numbers"
             continue
-        if evaluation.nll != mean:
-            yield f"evaluation {evaluation.id} tells of {evaluation.nll} nats per token, its chunks of {mean}"
+        told = evaluation.nll
+        # Versions of Python and of this package add up in different ways.
+        if (told is None) != (mean is None) or (told is not None and not math.isclose(told, mean or 0.0, rel_tol=1e-9)):
+            yield f"evaluation {evaluation.id} tells of {told} nats per token, its chunks of {mean}"
 
 
 def _key_part(session: Session, files: BlobFiles, table: Table[Any], row: Any, name: str) -> Any:

@@ -7,6 +7,7 @@ errors are in nats per token. Every float must be finite; an unknown number is N
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -215,7 +216,7 @@ class Settlement:
     @property
     def nll(self) -> float | None:
         """Mean over chunks, nats per token; None unless scored."""
-        return sum(self.chunk_nll) / len(self.chunk_nll) if self.chunk_nll else None
+        return math.fsum(self.chunk_nll) / len(self.chunk_nll) if self.chunk_nll else None
 
 
 @dataclass(frozen=True, kw_only=True)

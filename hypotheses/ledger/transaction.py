@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from hypotheses.ledger import models
 from hypotheses.ledger.blob_files import MAX_INLINE_BYTES, MAX_TEXT_BYTES, BlobFiles
 from hypotheses.ledger.canonical import canonical_json, make_id, text_hash
-from hypotheses.ledger.errors import LedgerConflict, LedgerNotFound, LedgerValueError
+from hypotheses.ledger.errors import LedgerConflict, LedgerNotFound, LedgerStorageError, LedgerValueError
 from hypotheses.ledger.tables import R, Table
 
 END = 2**62
@@ -153,7 +153,10 @@ class Transaction:
                 continue
             if item.name == "at":
                 event = self.session.get(models.Event, row.seq)
-                assert event is not None
+                if event is None:
+                    raise LedgerStorageError(
+                        f"event {row.seq}, which tells of {row.id}, is missing: the ledger was altered"
+                    )
                 values["at"] = event.at
             elif item.name in table.texts:
                 values[item.name] = self.text(getattr(row, f"{item.name}_hash"))

@@ -109,6 +109,14 @@ def test_controls_that_cannot_run_are_told_apart(ledger: Ledger) -> None:
     assert known == {}
 
 
+def test_two_ways_to_write_what_installs_the_same_make_one_control(ledger: Ledger) -> None:
+    made, problems, _ = programs_of(
+        ledger, substitute("one", "    return weight * 3"), substitute("same", "    return weight * (1 + 2)")
+    )
+    assert made == {"one"}
+    assert problems == {"same": "it installs exactly what control 'one' installs"}
+
+
 WITHOUT = Control(key="without", kind="knockout", removes=("shrink",))
 
 

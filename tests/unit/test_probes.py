@@ -136,9 +136,7 @@ def test_a_measurement_thrown_away_does_not_count() -> None:
     assert status(used, run(), run(layers=layers(version="b"))) == "executed"
     thrown_away = check_probe(used, run(), knocked_out=run())
     assert thrown_away.status is ProbeStatus.NOT_EXECUTED
-    assert thrown_away.detail.startswith(
-        "8 calls of second_moment at everywhere; knocking out 'code_search' changes 0 of"
-    )
+    assert thrown_away.detail.startswith("8 calls of second_moment everywhere; knocking out 'code_search' changes 0 of")
     assert status(used, run(), None) == "undetermined"
 
 
@@ -391,7 +389,7 @@ def test_absent_compares_what_is_installed_with_the_program_before() -> None:
     retuned = gone(layers(version="c", weight_error=0.0101))
     assert retuned.status is ProbeStatus.NOT_EXECUTED
     assert retuned.detail == (
-        "14 of the 14 layers that 'rotation' changed at everywhere are still installed as with it, such as blocks.0.down"
+        "14 of the 14 layers that 'rotation' changed everywhere are still installed as with it, such as blocks.0.down"
     )
     assert gone(layers()).status is ProbeStatus.NOT_EXECUTED
 
@@ -435,7 +433,7 @@ def test_control_changes_the_artifact_or_is_void() -> None:
     assert check_control(run(layers=layers(version="b")), run()).is_decisive
     idle = check_control(run(), run())
     assert idle.status is ProbeStatus.NOT_EXECUTED
-    assert idle.detail == "the control changes 0 of 14 layers at everywhere"
+    assert idle.detail == "the control changes 0 of 14 layers everywhere"
     assert check_control(run(layers={}), run()).status is ProbeStatus.UNDETERMINED
     one = layers() | {"blocks.0.q": layers(version="b")["blocks.0.q"]}
     assert check_control(run(layers=one), run()).is_decisive

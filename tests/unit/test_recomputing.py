@@ -197,6 +197,8 @@ def test_what_was_concluded_cannot_be_altered_unseen(copy: Path, statement: str,
         ("UPDATE required_edits SET mechanism = 'other'", "its id was made from another observation_id,"),
         ("UPDATE evaluations SET nll = nll - 1 WHERE kind = 'candidate'", "nats per token, its chunks of"),
         ("UPDATE evaluations SET chunk_nll = '[null]' WHERE kind = 'control'", "that are no numbers"),
+        ("DELETE FROM verdicts", ", which verdicts does not hold"),
+        ("DELETE FROM events WHERE kind = 'evaluation_settled'", "events between 1 and"),
     ],
 )
 def test_what_a_record_is_known_by_cannot_be_altered_unseen(copy: Path, statement: str, words: str) -> None:
@@ -204,6 +206,23 @@ def test_what_a_record_is_known_by_cannot_be_altered_unseen(copy: Path, statemen
     found = again(copy)
     assert any(words in violation for violation in found.violations), found.violations
     assert not found.holds
+
+
+@pytest.mark.parametrize(
+    "statement", ["DELETE FROM hypotheses WHERE rowid = 1", "UPDATE noise SET evaluation_ids = '[]'"]
+)
+def test_a_ledger_that_cannot_be_read_whole_is_told_in_one_sentence(copy: Path, statement: str) -> None:
+    alter(copy, statement)
+    told = CliRunner().invoke(app, ["show", str(copy.parent)])
+    assert told.exit_code in (1, 2)
+    assert "show --recompute" in told.stderr
+    assert told.stderr.count("\n") == 1
+
+
+def test_a_part_is_not_asked_for_beside_recomputing(copy: Path) -> None:
+    told = CliRunner().invoke(app, ["show", str(copy.parent), "edits", "--recompute"])
+    assert told.exit_code == 2
+    assert "stands in place of a part" in told.stderr
 
 
 @pytest.mark.parametrize("column", ["hypotheses SET body", "verdicts SET evidence", "evaluations SET chunk_nll"])

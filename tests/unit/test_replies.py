@@ -363,3 +363,23 @@ def test_no_reply_is_read_for_long(name: str) -> None:
     with pytest.raises(ReplyProblem) as caught:
         parse_explanation(HOSTILE[name])
     assert 1 <= len(caught.value.problems) <= 21
+
+
+@pytest.mark.parametrize(
+    ("probe", "words"),
+    [
+        ('{"kind": "artifact", "property": "bits", "comparison": "<", "value": -1e999}', "with a number, not with -inf"),
+        ('{"kind": "artifact", "property": "bits", "comparison": "<", "value": Infinity}', "not with inf"),
+        ('{"kind": "artifact", "property": "scale_rule", "comparison": "!=", "value": "\\ud800"}', "surrogates not allowed"),
+        ('{"kind": "call", "event": {"op": "install", "site": "\\ud800"}, "mechanism": "m"}', "surrogates not allowed"),
+        ('{"kind": "knockout", "mechanism": "ghost", "mechanism": "m"}', "the key 'mechanism' stands twice"),
+    ],
+)  # fmt: skip
+def test_a_probe_that_no_ledger_could_hold_is_refused(probe: str, words: str) -> None:
+    reply = (
+        "## Hypotheses\n- a: m | x\n- b: m | y\n## Controls\n- c: knockout m\n## Predictions\n- a @ c: 0 .. 0.1\n"
+        f"- b @ c: 0.8 .. 1\n## Required edits\n- if a supported: refine m at everywhere | do it | probe {probe}\n"
+    )
+    with pytest.raises(ReplyProblem) as caught:
+        parse_explanation(reply)
+    assert any(words in problem for problem in caught.value.problems), caught.value.problems
