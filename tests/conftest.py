@@ -46,8 +46,11 @@ _LONGEST_FIRST = (
     "test_ledger_kills.py",
     "test_storage_failures.py",
     "test_campaign.py",
+    "test_promotion.py",
+    "test_bad_input.py",
+    "test_isolation_bench.py",
 )
-"""Files that take minutes: begun last they would leave one test process with nothing to do."""
+"""Files that take long: begun last they would leave one test process with nothing to do."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
