@@ -65,9 +65,13 @@ class Unreachable(ScriptedProposer):
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a campaign that was set up, and stopped before its first proposal."""
     folder = tmp_path_factory.mktemp("begun")
+    recipe = tiny_recipe(folder)
+    proposer = Unreachable([])
+    # The label is in the ledger, and `finished` goes on with the catalogue.
+    proposer.label = launching.make_proposer(recipe).label
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launching, "make_proposer", lambda recipe: Unreachable([]))
-        outcome = launch(tiny_recipe(folder), folder / "run", QuietProgress())
+        patch.setattr(launching, "make_proposer", lambda recipe: proposer)
+        outcome = launch(recipe, folder / "run", QuietProgress())
     assert outcome.ending.failed
     return outcome.folder.root
 
@@ -83,10 +87,11 @@ def run_scripted(
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """A campaign of the catalogue, four calls."""
-    folder = tmp_path_factory.mktemp("finished")
-    return launch(tiny_recipe(folder), folder / "run", QuietProgress())
+def finished(begun: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """A campaign of the catalogue, four calls, which went on from a copy of `begun`; one without a stop is held to it below."""
+    root = tmp_path_factory.mktemp("finished") / "run"
+    shutil.copytree(begun, root)
+    return relaunch(root, QuietProgress())
 
 
 def test_a_campaign_leaves_ledger_report_best_program_and_recipe(finished: Outcome) -> None:
