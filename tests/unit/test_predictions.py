@@ -99,7 +99,7 @@ def test_duplicate_keys_and_causes() -> None:
     data["hypotheses"].append(data["hypotheses"][0] | {"statement": "Again."})
     data["controls"].append(data["controls"][1])
     assert problems(data) == [
-        "2 hypotheses go by the name 'cap'; the slug of its cause is a hypothesis's name, so give each its own",
+        "2 hypotheses go by the name 'cap'; the slug of a cause is its hypothesis's name, give each its own",
         "control key 'without' is used 2 times",
         "2 hypotheses claim the same cause 'capacity' for 'outlier_branch'; rivals claim different causes",
     ]
