@@ -158,6 +158,7 @@ def test_a_finished_campaign_is_over_and_one_without_its_best_artifact_is_walked
         assert again.ending == finished.ending
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_ledger(finished: Outcome, tmp_path: Path) -> None:
     again = launch(tiny_recipe(tmp_path), tmp_path / "run", QuietProgress())
     assert again.summary.content_hash == finished.summary.content_hash

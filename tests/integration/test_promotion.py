@@ -53,6 +53,7 @@ def with_seed_program(recipe: Recipe, path: Path) -> Recipe:
     return recipe.model_copy(update={"campaign": recipe.campaign.model_copy(update={"seed_program": str(path)})})
 
 
+@pytest.mark.slow
 def test_another_seed_is_not_promoted_and_not_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seed = tmp_path / "signs.py"
     seed.write_text(RANDOM_SIGNS)
