@@ -31,6 +31,15 @@ SETUP = tuple(point.name for point in POINTS if point.setup)
 CHAINS = chains([point for point in POINTS if not point.setup], 6)
 
 
+@pytest.mark.slow
+def test_killed_while_it_is_made_while_it_is_set_up_and_inside_a_commit(tmp_path: Path) -> None:
+    kills = ("ledger-inside", "between-noise-draws", "settle-inside-commit")
+    crashes = Crashes.build(tmp_path, budget=1, kills=kills)
+    ended = crashes.go(crashes.begun)
+    assert crashes.compare(crashes.begun, ended) == [], f"killed at {kills}"
+    assert ended.summary["budget"]["used"] == 1
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _no_process_is_left() -> Iterator[None]:
     yield
