@@ -6,7 +6,7 @@ prediction about it is registered.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,7 +18,7 @@ from forge.scored import Scored, scored
 from forge.screening import Screener, is_deeper
 from hypotheses.ledger import Evaluation, Ledger, Program
 from hypotheses.predictions import Control
-from hypotheses.probes import installs_the_same
+from hypotheses.probes import ProbeEvidence, installs_the_same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class ControlMaker:
         """
         found = ControlPrograms()
         made: dict[str, str] = {}
-        tried: list[tuple[Program, dict[str, object]]] = []
+        tried: dict[str, dict[str, object]] = {}
         results = KnownResults.of(self._ledger, child.program.id)
         _, _, child_evidence = self._screener.smoke(child.program, allowed_class="corrected")
         _, _, parent_evidence = self._screener.smoke(parent.program, allowed_class="corrected")
@@ -83,13 +83,11 @@ class ControlMaker:
                     f"a substitute spends the same bits: {evidence['effective_bits']:.3f} here, "
                     f"{child_evidence['effective_bits']:.3f} in the child, on the truncated subject"
                 )
-            elif (alike := self._installing_alike(program, evidence, tried, parent)) is not None:
-                found.problems[control.key] = (
-                    f"it installs exactly what control {made[ast_hash(alike.source)]!r} installs"
-                )
+            elif alike := self._installing_alike(program, evidence, found.programs, tried, parent):
+                found.problems[control.key] = f"it installs exactly what control {alike!r} installs"
             else:
                 found.programs[control.key] = program
-                tried.append((program, evidence))
+                tried[control.key] = evidence
                 reason = results.of_program(
                     program,
                     str(evidence["smoke_digest"]),
@@ -121,39 +119,35 @@ class ControlMaker:
         self,
         program: Program,
         smoked: dict[str, object],
-        others: list[tuple[Program, dict[str, object]]],
+        others: Mapping[str, Program],
+        seen: Mapping[str, dict[str, object]],
         parent: Scored,
-    ) -> Program | None:
-        """Return the first other control that installs the same; the whole subject tells where the truncated cannot."""
-        for other, seen in others:
-            if seen["smoke_digest"] != smoked["smoke_digest"]:
+    ) -> str:
+        """Return the key of the first other control that installs the same; empty where none does."""
+        for key, other in others.items():
+            if seen[key]["smoke_digest"] != smoked["smoke_digest"]:
                 continue
             if not is_deeper(parent.result.evidence, smoked):
-                return other
-            runs = [
-                self._desk.look(one, draw=parent.evaluation.draw, seed=parent.evaluation.seed)
-                for one in (other, program)
-            ]
-            first, second = (
-                probe_evidence(run.evidence.to_json(), one.source)
-                for run, one in zip(runs, (other, program), strict=True)
-            )
-            if installs_the_same(first, second):
-                return other
-        return None
+                return key
+            if installs_the_same(self._whole(other, parent.evaluation), self._whole(program, parent.evaluation)):
+                return key
+        return ""
 
     def _installs_as(self, program: Program, smoked: dict[str, object], paid: Evaluation) -> str:
         """Return on which subject a program installs what a run of another did, which is like it on the truncated subject."""
         result = scored(paid)
         if result is not None and not is_deeper(result.evidence, smoked):
             return "truncated"
-        run = self._desk.look(program, draw=paid.draw, seed=paid.seed)
-        own = probe_evidence(run.evidence.to_json(), program.source)
         if result is None:
-            is_the_same = not run.outcome.is_scored
+            is_the_same = not self._desk.look(program, draw=paid.draw, seed=paid.seed).outcome.is_scored
         else:
-            is_the_same = installs_the_same(own, probe_evidence(result.evidence, program.source))
+            is_the_same = installs_the_same(self._whole(program, paid), probe_evidence(result.evidence, program.source))
         return "whole" if is_the_same else ""
+
+    def _whole(self, program: Program, paid: Evaluation) -> ProbeEvidence:
+        """Return the evidence of a program on the whole subject, run as a paid run of another was."""
+        run = self._desk.look(program, draw=paid.draw, seed=paid.seed)
+        return probe_evidence(run.evidence.to_json(), program.source)
 
 
 def _same_bits(a: dict[str, object], b: dict[str, object]) -> bool:

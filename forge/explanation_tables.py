@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
+from statistics import fmean
 from typing import Any
 
 from forge.honesty import calls_for_controls
@@ -189,7 +190,7 @@ def observation_row(ledger: LedgerReader, observation: Observation) -> Observati
         search_se=observation.search_se,
         confirmed_effect=observation.confirmed_effect,
         confirmed_se=observation.confirmed_se,
-        parent_nll=sum(references) / len(references) if references else None,
+        parent_nll=fmean(references) if references else None,
         child_nll=confirmation.result.nll if confirmation.result else None,
         child_draw=confirmation.draw,
         registered=max((row.seq for row in ledger.predictions(observation.id)), default=None),

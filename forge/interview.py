@@ -111,8 +111,9 @@ class Interview:
     def explanation(self, finding: Finding) -> ExplanationReply | None:
         """Ask for rivals, controls and predictions; None when the answer could not be used, also after one repair."""
         problems: tuple[str, ...] = ()
-        request = self._why(finding)
-        for key, reason in self._lost_controls(finding).items():
+        again, brought, lost = self._retests(finding)
+        request = self._why(finding, again, brought)
+        for key, reason in lost.items():
             text = f"control {key!r}, which the proposal brought for a retest, cannot be used: {reason}"
             self._ledger.add_note(NewNote(turn=finding.turn, topic="control", text=text))
         for attempt in (0, 1):
@@ -151,8 +152,9 @@ class Interview:
             ids: of the hypotheses in the ledger, by cause.
             inseparable: the pairs.
         """
+        again, brought, _ = self._retests(finding)
         request = replace(
-            self._why(finding),
+            self._why(finding, again, brought),
             attempt=EXTENSION_ATTEMPT,
             previous_reply=write_explanation(ExplanationReply(explanation=registered)),
             inseparable=inseparable,
@@ -174,15 +176,16 @@ class Interview:
     def _ask(self, finding: Finding, request: ExplanationRequest) -> Reply:
         return self._asker.explain(f"turn-{finding.turn}/explain/{request.attempt}", prompting.with_prompt(request))
 
-    def _why(self, finding: Finding) -> ExplanationRequest:
-        """Return the request for an explanation, without what depends on earlier answers."""
+    def _why(
+        self, finding: Finding, again: tuple[tuple[str, str], ...], brought: tuple[Control, ...]
+    ) -> ExplanationRequest:
+        """Return the request for an explanation, without what depends on earlier answers; `again`, `brought`: see `_retests`."""
         confirmed, search = finding.confirmed, finding.search
         added = tuple(
             name
             for name in added_mechanisms(finding.parent.program.source, finding.child.program.source)
             if name not in finding.idle
         )
-        again, brought = self._retests(finding)
         return ExplanationRequest(
             prompt="",
             observation=finding.observation.id,
@@ -230,17 +233,14 @@ class Interview:
             )
         return barred_claims(judged)
 
-    def _retests(self, finding: Finding) -> tuple[tuple[tuple[str, str], ...], tuple[Control, ...]]:
-        """Return the claims that a turn tests again and the controls it brought, but for what no explanation may hold."""
+    def _retests(self, finding: Finding) -> tuple[tuple[tuple[str, str], ...], tuple[Control, ...], Mapping[str, str]]:
+        """Return the claims that a turn tests again, the controls it brought for that, and why others of these cannot be used."""
         claims, brought = retesting.of_turn(self._ledger, finding.turn)
         claims = tuple(claim for claim in claims if claim[0] not in finding.idle)
-        lost = self._lost_controls(finding)
-        return claims, tuple(control for control in brought if claims and control.key not in lost)
-
-    def _lost_controls(self, finding: Finding) -> Mapping[str, str]:
-        """Return which controls that a turn brought for a retest cannot be used, and why."""
-        claims, brought = retesting.of_turn(self._ledger, finding.turn)
-        return finding.trial(brought) if any(mechanism not in finding.idle for mechanism, _ in claims) else {}
+        if not claims:
+            return (), (), {}
+        lost = finding.trial(brought)
+        return claims, tuple(control for control in brought if control.key not in lost), lost
 
     def _record(self, turn: int, attempt: int, problems: tuple[str, ...]) -> None:
         self._ledger.record_proposal(

@@ -27,6 +27,8 @@ def print_honesty(honesty: Honesty, console: Console) -> None:
     )
     for author in honesty.authors:
         _print_author(author, console)
+    for line in _LEGEND if honesty.authors else ():
+        print_line(console, f"    {line}", style="dim")
     changed = [row for row in honesty.consequences if not row.is_nothing]
     if honesty.consequences:
         idle = len(honesty.consequences) - len(changed)
@@ -53,5 +55,3 @@ def _print_author(author: Author, console: Console) -> None:
                 f"{row.mean_half_width:.2f}", f"{row.mean_distance:.2f}",
             )  # fmt: skip
     print_table(console, table)
-    for line in _LEGEND:
-        print_line(console, f"    {line}", style="dim")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from hypotheses.ledger import Ledger
-from tests.played_campaigns import HALF, PlayedProposer, Rows, adding, explaining, play_campaign
+from tests.played_campaigns import HALF, PlayedProposer, Rows, adding, explaining, play_campaign, substituting
 
 GOOD: Rows = {"evenly": {"half": (0.4, 0.6)}, "attention": {"half": (0.85, 1.15)}}
 TWINS: Rows = GOOD | {"twin": {"half": (0.42, 0.62)}}
@@ -64,3 +66,33 @@ def test_without_any_pair_that_parts_nothing_is_registered_and_no_call_spent(tmp
         assert ledger.hypotheses() == ledger.predictions() == ledger.controls() == ()
         assert ledger.evaluations(kind="control") == ()
         assert any(note.topic == "explanation" and "stays unexplained" in note.text for note in ledger.notes())
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "refusal"),
+    [
+        ('0.2 if layer.role == "q" else 0.0', '0.0 if layer.role != "q" else 0.2', "it installs exactly what control 'one'"),
+        ("0.2 if layer.block < 2 else 0.0", "0.2 if layer.block < 4 else 0.0", ""),
+    ],
+    ids=["the same everywhere", "the same in the first blocks"],
+)  # fmt: skip
+def test_controls_are_told_apart_by_what_they_install_on_the_whole_subject(
+    tmp_path: Path, one: str, other: str, refusal: str
+) -> None:
+    controls = tuple(
+        substituting("boost", "    return 0.2", f"    return {text}", key)
+        for key, text in (("one", one), ("other", other))
+    )
+    rows: Rows = {
+        "evenly": {"one": (0.2, 0.3), "other": (0.4, 0.6)},
+        "attention": {"one": (0.8, 0.9), "other": (0.9, 1.1)},
+    }
+    proposer = PlayedProposer(
+        proposals=(adding("boost", "attention", "0.2"),), explanations=(explaining("boost", controls, rows),)
+    )
+    with Ledger.open(play_campaign(tmp_path, proposer), read_only=True) as ledger:
+        refused = [p.reason for p in ledger.proposals(status="refused") if p.kind == "explanation" and p.attempt == 0]
+        registered = [control.name for control in ledger.controls()]
+    assert ([refusal in reason for reason in refused], registered) == (
+        ([True], []) if refusal else ([], ["one", "other"])
+    ), refused
